@@ -1,0 +1,1 @@
+"""One stage of a pipeline on one fellow: load, train, save."""

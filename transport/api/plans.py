@@ -1,0 +1,132 @@
+"""The plan: which stage on which cards, what each card then holds, why, and under what name it can
+be started.
+"""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from transport.api.job_config import JobConfig
+from transport.api.operation import Answer
+from transport.ids import CardId, FellowId, PlanId
+from transport.orders import ModelSource, TrainSettings
+from transport.schema import Model
+
+Kind = Literal[
+    "other",
+    "weights",
+    "embeddings",
+    "activations",
+    "gradients",
+    "optimizer",
+    "lora",
+    "workspace",
+    "free",
+    "overflow",
+]
+"""Segments of a card's bar, in this order. other: held by other programs. overflow: beyond the
+card's end.
+"""
+
+
+class Segment(Model):
+    kind: Kind
+    bytes: Annotated[int, Field(ge=0)]
+
+
+class PlannedCard(Model):
+    """One card of the pool: used with what it will hold, or left out with the reason."""
+
+    card: CardId
+    fellow_id: FellowId
+    hostname: str
+    name: str
+    uuid: str
+    used: bool
+    reason: str
+    """Why it is left out; "" when used."""
+    stage: int | None
+    first_layer: int | None
+    last_layer: int | None
+    """Inclusive."""
+    total_bytes: int
+    free_bytes: int | None
+    planned_bytes: int | None
+    """Tensor bytes and workspace at the peak, estimated; null when left out."""
+    segments: list[Segment]
+    """Add up to total_bytes (and overflow beyond it); empty when left out with unknown memory."""
+
+
+class PlannedStage(Model):
+    """One stage: a fellow and its layers."""
+
+    stage: int
+    fellow_id: FellowId
+    hostname: str
+    first_layer: int
+    last_layer: int
+    cards: list[CardId]
+    planned_bytes: int
+    free_bytes: int
+    download_bytes: int | None
+    """Checkpoint files that hold its share; null when unknown."""
+    disk_free_bytes: int | None
+    sees_tokens: bool
+    """First and last stage read the token file."""
+
+
+class Chosen(Model):
+    """A setting that the leader chose, and why."""
+
+    setting: str
+    value: Any
+    reason: str
+
+
+class Layout(Model):
+    stages: list[PlannedStage]
+    limit: str
+    """The line that limits the plan, with its numbers."""
+    idle_share: float | None
+    """Of each step a fellow sits idle: (N - 1) / (M + N - 1)."""
+    step_s: float | None
+    """Predicted; null while a card has no measured speed."""
+    step_is: Literal["measured", "estimated", "unknown"]
+
+
+class DataShape(Model):
+    """What the data gives at the plan's seq_len; null figures until it is tokenized."""
+
+    bucket: str
+    tokens: int | None
+    sequences: int | None
+    held_out_sequences: int | None
+    batches: int | None
+    """Whole batches in one pass."""
+    passes: float | None
+    """How often the steps go over the data."""
+    supervised_share: float | None
+
+
+class PlanView(Answer):
+    """A plan. When fits is false it is still an answer: reason says what is missing."""
+
+    plan_id: PlanId | None
+    """Names exactly this plan for jobs_submit; kept 24 hours, longer while a job pins it. Null
+    when nothing can be placed.
+    """
+    fits: bool
+    reason: str
+    """Why it does not fit or would wait; "" when it fits."""
+    model: ModelSource | None
+    model_id: str
+    layout: Layout
+    settings: TrainSettings | None
+    """The resolved settings that the stages will run with."""
+    chosen: list[Chosen]
+    """Auto settings, each with its reason."""
+    cards: list[PlannedCard]
+    data: DataShape | None
+    config: JobConfig
+    notes: list[str] = []
+    """What a reader should know: estimates, features not yet offered, schedules changed."""

@@ -1,0 +1,107 @@
+"""What a heartbeat says of a machine and its cards."""
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from transport.ids import FellowId, JobId
+from transport.schema import Told
+
+PROTOCOL = 1  # the heartbeat's and the frame header's; a leader speaks this one and the one before
+
+NumberFormat = Literal["float32", "bfloat16", "float16", "int8", "nf4"]
+CardKind = Literal["cuda", "rocm", "mps", "xpu", "cpu"]
+Text64 = Annotated[str, Field(max_length=64)]
+Text200 = Annotated[str, Field(max_length=200)]
+Bytes = Annotated[int, Field(ge=0, le=2**60)]
+
+
+class Holder(Told):
+    """A program outside Swarm that holds memory on a card."""
+
+    name: Text200
+    held_bytes: Bytes
+
+
+class Speed(Told):
+    """One measured matrix multiplication speed of a card."""
+
+    number_format: NumberFormat
+    tflops: Annotated[float, Field(gt=0)]
+    """10^12 floating point operations a second, measured, never from a datasheet."""
+    measured_at: float
+    """Unix time on the fellow's clock."""
+
+
+class CardReport(Told):
+    """One card: its memory, what holds it, what it can run."""
+
+    index: Annotated[int, Field(ge=0, le=63)]
+    kind: CardKind
+    name: Text200
+    uuid: Text64
+    """Names the card for good; the driver's order of cards is not torch's."""
+    total_bytes: Bytes
+    free_bytes: Bytes | None
+    """Free for Swarm now; null when the driver would not say."""
+    threads: Annotated[int, Field(ge=1, le=1024)] | None = None
+    """CPU cards: OpenMP threads of a worker on it."""
+    number_formats: list[NumberFormat]
+    """Formats it computes in, proven by a self-test where one ran."""
+    holders: Annotated[list[Holder], Field(max_length=32)] = []
+    speeds: Annotated[list[Speed], Field(max_length=16)] = []
+
+
+class MachineReport(Told):
+    """The machine around the cards."""
+
+    hostname: Text200
+    system: Text200
+    """Operating system and release."""
+    cores: Annotated[int, Field(ge=1, le=4096)]
+    memory_bytes: Bytes
+    memory_free_bytes: Bytes
+    disk_free_bytes: Bytes | None
+    """Free where the model cache lies; null when it cannot be read."""
+    version: Text64
+    """Swarm's version on this fellow."""
+    features: Annotated[list[Text64], Field(max_length=64)] = []
+    """Abilities that not every version has: the planner offers a fellow only what it can do."""
+    versions: dict[str, Text64] = {}
+    """Of the packages that decide results: torch, transformers, peft, bitsandbytes."""
+    listen_address: Text200
+    """The address under which its stages can be dialled by their neighbours."""
+    cached_models: Annotated[list[Text200], Field(max_length=256)] = []
+
+
+class StageStatus(Told):
+    """A stage worker that the fellow runs now."""
+
+    job_id: JobId
+    attempt: Annotated[int, Field(ge=1)]
+    stage: Annotated[int, Field(ge=0, le=255)]
+    phase: Literal[
+        "starting", "loading", "ready", "training", "evaluating", "saving", "done", "failed"
+    ]
+    step: Annotated[int, Field(ge=0)] | None = None
+    resident_bytes: Bytes | None = None
+    """The worker process's memory, as the system counts it."""
+    card_bytes: list[Bytes] = []
+    """Tensor bytes it holds on each of its cards."""
+
+
+class Heartbeat(Told):
+    """Every 5 s, fellow -> leader. Never stored durably."""
+
+    protocol: Annotated[int, Field(ge=1)]
+    fellow_id: FellowId
+    machine: MachineReport
+    cards: Annotated[list[CardReport], Field(max_length=64)]
+    stages: Annotated[list[StageStatus], Field(max_length=16)] = []
+    measuring: bool = False
+    sent_bytes: Bytes = 0
+    """To the leader since the daemon started."""
+    received_bytes: Bytes = 0
+    pipeline_sent_bytes: Bytes = 0
+    """To neighbouring stages since the daemon started."""
+    pipeline_received_bytes: Bytes = 0

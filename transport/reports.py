@@ -1,0 +1,218 @@
+"""Fellow -> leader: what happened in a stage. Stored for good before they are acknowledged.
+
+The daemon numbers them, keeps them on its disk until the leader has committed them, and sends
+them again after a lost answer; the leader counts each number once.
+"""
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from transport.cards import Bytes, Speed
+from transport.ids import FellowId, JobId
+from transport.schema import Model, Told
+
+Count = Annotated[int, Field(ge=0)]
+Text500 = Annotated[str, Field(max_length=500)]
+Text2000 = Annotated[str, Field(max_length=2000)]
+Finite = float
+
+
+class FromStage(Told):
+    """What every report of a stage names."""
+
+    job_id: JobId
+    attempt: Annotated[int, Field(ge=1)]
+    stage: Count
+    at: float
+    """Unix time on the fellow's clock; for display only, never compared across machines."""
+
+
+class StageBound(FromStage):
+    """The worker runs, has made its key, and (if not first) listens for the stage before it."""
+
+    kind: Literal["bound"] = "bound"
+    public_key: Annotated[str, Field(min_length=40, max_length=40)]
+    endpoints: Annotated[list[Annotated[str, Field(max_length=200)]], Field(max_length=8)]
+
+
+class StageLoaded(FromStage):
+    """The share of the model is in memory and checked."""
+
+    kind: Literal["loaded"] = "loaded"
+    weight_bytes: Bytes
+    """Tensor bytes held after loading, counted."""
+    priced_bytes: Bytes
+    """What this fellow's own pricing says the stage will hold at its peak."""
+    load_s: float
+    downloaded_bytes: Bytes
+    adapters_digest: Annotated[str, Field(max_length=64)]
+    """SHA-256 of the trainable tensors before step 1."""
+
+
+class StepDone(FromStage):
+    """One optimizer step, as this stage saw it. The same loss on every stage."""
+
+    kind: Literal["step"] = "step"
+    step: Annotated[int, Field(ge=1)]
+    loss: Finite
+    """Mean over the step's supervised tokens, natural logarithm."""
+    grad_norm: Finite | None
+    """Over the whole pipeline, before clipping; null when an update was skipped as not finite."""
+    learning_rate: Finite
+    supervised_tokens: Count
+    step_s: Finite
+    compute_s: Finite
+    """Of this stage."""
+    wait_s: Finite
+    """Of this stage on its links."""
+    skipped: bool
+    """The update was left out by all stages because a gradient was not finite."""
+    empty_micro_batches: Count = 0
+    """Micro-batches of this step without any supervised token."""
+
+
+class Evaluated(FromStage):
+    """Held-out loss; sent by the last stage."""
+
+    kind: Literal["evaluated"] = "evaluated"
+    moment: Literal["base", "during", "trained"]
+    step: Count
+    loss: Finite
+    accuracy: Finite
+    """Share of supervised tokens whose likeliest next token was right."""
+    tokens: Count
+    sequences: Count
+
+
+class MemoryMeasured(FromStage):
+    """The peak of tensor bytes on each card of the stage, and the plan's figure for it."""
+
+    kind: Literal["memory"] = "memory"
+    card_index: Count
+    peak_bytes: Bytes
+    planned_bytes: Bytes
+    how: Literal["counted", "allocator"]
+    """counted: every tensor storage (CPU cards). allocator: the device allocator's own peak."""
+
+
+class AdapterSaved(FromStage):
+    """The stage's trained tensors are at the leader."""
+
+    kind: Literal["saved"] = "saved"
+    digest: Annotated[str, Field(min_length=64, max_length=64)]
+    size_bytes: Bytes
+
+
+class StageDone(FromStage):
+    """The stage has finished the job and its process ends."""
+
+    kind: Literal["done"] = "done"
+    sent_bytes: Bytes
+    received_bytes: Bytes
+
+
+class StageFailed(FromStage):
+    """The stage cannot go on. The job keeps the first; echoes of neighbours are dropped."""
+
+    kind: Literal["failed"] = "failed"
+    code: Annotated[str, Field(max_length=64)]
+    message: Text2000
+    hint: Text500 = ""
+    echo: bool = False
+    """True when this stage only noticed that a neighbour failed."""
+    exit_code: int | None = None
+    """Of the worker process, when the daemon reports its death."""
+
+
+class LogLine(FromStage):
+    """One line of the worker's log: untrusted text."""
+
+    kind: Literal["log"] = "log"
+    level: Literal["debug", "info", "warning", "error"]
+    text: Text2000
+
+
+class Measured(Told):
+    """The figures that a MeasureOrder asked for."""
+
+    kind: Literal["measured"] = "measured"
+    token: Annotated[str, Field(max_length=64)]
+    at: float
+    card_index: Count
+    speeds: Annotated[list[Speed], Field(max_length=16)]
+    error: Text500 = ""
+
+
+StageReport = Annotated[
+    StageBound
+    | StageLoaded
+    | StepDone
+    | Evaluated
+    | MemoryMeasured
+    | AdapterSaved
+    | StageDone
+    | StageFailed
+    | LogLine,
+    Field(discriminator="kind"),
+]
+Report = Annotated[
+    StageBound
+    | StageLoaded
+    | StepDone
+    | Evaluated
+    | MemoryMeasured
+    | AdapterSaved
+    | StageDone
+    | StageFailed
+    | LogLine
+    | Measured,
+    Field(discriminator="kind"),
+]
+
+
+class Numbered(Told):
+    """A report with its place in the fellow's own sequence."""
+
+    sequence: Annotated[int, Field(ge=1)]
+    report: Report
+
+
+class ReportBatch(Told):
+    """POSTed by a daemon; numbers rise within a batch."""
+
+    protocol: Annotated[int, Field(ge=1)]
+    fellow_id: FellowId
+    reports: Annotated[list[Numbered], Field(max_length=500)]
+
+
+class ReportsTaken(Model):
+    """The leader's answer, after its commit."""
+
+    committed: Count
+    """Every report up to this number is stored; the daemon drops them from its spool."""
+    refused: list[Count] = []
+    """Numbers refused for good (a stale attempt, an unknown job): dropped as well, and counted."""
+
+
+class JoinAsk(Model):
+    """A machine asks to join with an invite. The credential is made by the fellow, never sent in
+    clear.
+
+    The same invite and credential again is the same join: a lost answer can be asked for again.
+    """
+
+    protocol: Annotated[int, Field(ge=1)]
+    invite: Annotated[str, Field(min_length=16, max_length=200)]
+    credential_sha256: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+    """SHA-256 of the bearer token that the fellow will use from now on."""
+    hostname: Annotated[str, Field(max_length=200)]
+    version: Annotated[str, Field(max_length=64)]
+
+
+class Joined(Model):
+    """Welcome."""
+
+    fellow_id: FellowId
+    pool: str
+    heartbeat_s: float

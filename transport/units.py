@@ -1,0 +1,34 @@
+"""Bytes and seconds as text for people. GB is 10^9 bytes on every face."""
+
+GB = 1_000_000_000
+MB = 1_000_000
+KB = 1_000
+
+
+def human_bytes(count: int | None) -> str:
+    """Bytes as short text, "–" when nobody measured them: 6_060_000_000 -> "6.06 GB"."""
+    if count is None:
+        return "–"
+    for size, name in ((GB, "GB"), (MB, "MB"), (KB, "kB")):
+        if abs(count) >= size:
+            return (
+                f"{count / size:.3g} {name}"
+                if abs(count) < 100 * size
+                else f"{count / size:.0f} {name}"
+            )
+    return f"{count} B"
+
+
+def human_seconds(seconds: float | None) -> str:
+    """Seconds as short text, "–" when unknown: 0.25 -> "250 ms", 95 -> "1 min 35 s"."""
+    if seconds is None:
+        return "–"
+    if seconds < 1:
+        return f"{seconds * 1000:.0f} ms"
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    if minutes < 60:
+        return f"{minutes} min {rest} s"
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes} min"
