@@ -1,0 +1,1 @@
+"""The tests: unit, flow, acceptance, browser, gpu, bench and the rules of the house."""
