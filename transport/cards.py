@@ -63,6 +63,8 @@ class MachineReport(Told):
     memory_free_bytes: Bytes
     disk_free_bytes: Bytes | None
     """Free where the model cache lies; null when it cannot be read."""
+    disk_total_bytes: Bytes | None = None
+    """Size of the same disk; null when it cannot be read."""
     version: Text64
     """Swarm's version on this fellow."""
     features: Annotated[list[Text64], Field(max_length=64)] = []

@@ -21,6 +21,7 @@ from transport.errors import SwarmError
 
 STOP_S = 12.0
 """A leader or fellow ends within 10 s of SIGTERM; past this it is killed."""
+ORPHAN_S = 1.0
 _INHERITED = ("PATH", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "VIRTUAL_ENV", "SYSTEMROOT")
 
 
@@ -96,7 +97,8 @@ class Household:
         for child in reversed(self.children):
             with contextlib.suppress(subprocess.TimeoutExpired):
                 child.process.wait(max(0.1, deadline - time.monotonic()))
-        _, alive = psutil.wait_procs(everyone, timeout=max(0.1, deadline - time.monotonic()))
+        # Whoever outlives its parent by a second was orphaned and would stay for good.
+        _, alive = psutil.wait_procs(everyone, timeout=ORPHAN_S)
         for process in alive:
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.kill()

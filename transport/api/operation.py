@@ -2,9 +2,10 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Generic, Literal
 
 from pydantic import BaseModel, Field
+from typing_extensions import TypeVar  # typing's own knows no default before Python 3.13
 
 from transport.ids import RequestId
 from transport.schema import Model
@@ -47,13 +48,16 @@ class Answer(Model):
     """Up to three calls that make sense now."""
 
 
+AnswerT_co = TypeVar("AnswerT_co", bound=Answer, default=Answer, covariant=True)
+
+
 @dataclass(frozen=True)
-class Operation:
+class Operation(Generic[AnswerT_co]):
     """One declared verb. `doc` (the input model's docstring) is the text that an agent reads."""
 
     name: str
     asks: type[Ask]
-    answers: type[Answer]
+    answers: type[AnswerT_co]
     effect: Effect
     scope: Scope
     method: Literal["GET", "POST", "DELETE"]

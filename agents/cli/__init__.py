@@ -1,0 +1,1 @@
+"""The command swarm: words in, an operation called, text out."""

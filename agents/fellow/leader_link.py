@@ -1,0 +1,113 @@
+"""The fellow's own requests to its leader, counted byte by byte.
+
+One method for each route of the fellow API. Does not decide when to ask or what to do with an
+answer; every failure is a SwarmError.
+"""
+
+import json
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Self, TypeVar
+
+import httpx2
+from pydantic import BaseModel
+
+from agents.answers import is_loopback, problem, unreachable
+from agents.fellow.spool import Line
+from transport.cards import PROTOCOL, Heartbeat
+from transport.errors import SwarmError
+from transport.orders import DesiredState
+from transport.reports import JoinAsk, Joined, ReportsTaken
+
+A = TypeVar("A", bound=BaseModel)
+
+_HELD_S = 25.0  # the leader answers a held request within this
+_TIMEOUT = httpx2.Timeout(10.0)
+_HELD_TIMEOUT = httpx2.Timeout(10.0, read=_HELD_S + 15.0)
+
+
+class LeaderLink:
+    """A connection pool to one leader, with the fellow's credential once it has joined."""
+
+    def __init__(self, url: str, credential: str | None = None) -> None:
+        self.url = url
+        self.sent_bytes = 0
+        self.received_bytes = 0
+        headers = {"User-Agent": "swarm-fellow", "Accept": "application/json"}
+        if credential:
+            headers["Authorization"] = f"Bearer {credential}"
+        # A proxy of the environment never stands between two processes of one machine.
+        self._client = httpx2.AsyncClient(
+            base_url=url + "/fellow/v1",
+            headers=headers,
+            timeout=_TIMEOUT,
+            trust_env=not is_loopback(url),
+            limits=httpx2.Limits(max_connections=4, keepalive_expiry=60.0),
+        )
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self._client.aclose()
+
+    async def join(self, ask: JoinAsk) -> Joined:
+        """Ask to join; the same question again is the same join."""
+        return await self._ask(Joined, "POST", "/join", ask.model_dump_json())
+
+    async def heartbeat(self, beat: Heartbeat) -> DesiredState:
+        """Say how this machine is; hear what it should do."""
+        return await self._ask(DesiredState, "POST", "/heartbeat", beat.model_dump_json())
+
+    async def orders(self, since: int) -> DesiredState:
+        """Wait up to 25 s for a desired state newer than `since`."""
+        return await self._ask(DesiredState, "GET", f"/orders?since={since}", None)
+
+    async def reports(self, fellow_id: str, lines: Sequence[Line]) -> ReportsTaken:
+        """Hand over reports; answered after the leader's commit."""
+        # The lines are ReportBatch's own JSON, written once when the reports were made.
+        body = (
+            f'{{"protocol":{PROTOCOL},"fellow_id":{json.dumps(fellow_id)},"reports":['
+            + ",".join(line.text for line in lines)
+            + "]}"
+        )
+        return await self._ask(ReportsTaken, "POST", "/reports", body)
+
+    async def _ask(self, answers: type[A], method: str, path: str, body: str | None) -> A:
+        request = self._client.build_request(
+            method,
+            path,
+            content=None if body is None else body.encode(),
+            headers={} if body is None else {"Content-Type": "application/json"},
+            timeout=_HELD_TIMEOUT if method == "GET" else _TIMEOUT,
+        )
+        try:
+            response = await self._client.send(request)
+        except (httpx2.TransportError, httpx2.DecodingError) as error:
+            raise unreachable(self.url, error) from None
+        self.sent_bytes += _size(request.headers) + len(body or "")
+        self.received_bytes += _size(response.headers) + len(response.content)
+        if response.status_code >= 400:
+            raise problem(response.status_code, response.content)
+        return _read(answers, response.content, self.url)
+
+
+def _size(headers: httpx2.Headers) -> int:
+    """Bytes of a message's head, nearly: names, values and their separators."""
+    return 40 + sum(len(name) + len(value) + 4 for name, value in headers.raw)
+
+
+def _read(answers: type[A], content: bytes, url: str) -> A:
+    try:
+        return answers.model_validate_json(content)
+    except ValueError:
+        raise SwarmError(
+            "internal",
+            f"what answers at {url} does not speak this fellow's language",
+            hint="check the address; leader and fellow may be too many versions apart",
+        ) from None

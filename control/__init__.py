@@ -1,0 +1,1 @@
+"""The leader's office: it plans, remembers and gives orders."""

@@ -1,0 +1,1 @@
+"""Text in, token files out: tokenized once, addressed by content."""

@@ -1,0 +1,153 @@
+"""Buckets: a pool's training data, checked row by row before it is stored.
+
+Files lie on disk under the hash of their bytes; the database says which bucket they belong to.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from control.clock import Clock
+from control.datasets.rows import check_file
+from control.store import buckets
+from control.store.buckets import Bucket, BucketFile
+from control.store.database import Tx
+from control.store.files import StoredFile, receive, settle
+from transport.api.buckets import BucketRow, BucketView
+from transport.api.operation import Next
+from transport.errors import SwarmError, not_found
+from transport.ids import RandomBytes
+from transport.units import human_bytes
+
+
+@dataclass(frozen=True)
+class Received:
+    """A data file that has been checked and lies in its place."""
+
+    file: StoredFile
+    name: str
+    num_rows: int
+    kinds: dict[str, int]
+
+
+class Buckets:
+    """The data of all pools."""
+
+    def __init__(
+        self, folder: Path, limit_bytes: int, clock: Clock, random_bytes: RandomBytes
+    ) -> None:
+        self._folder = folder
+        self._limit_bytes = limit_bytes
+        self._clock = clock
+        self._random_bytes = random_bytes
+
+    def path(self, sha256: str) -> Path:
+        """Where a data file lies."""
+        return self._folder / sha256
+
+    async def receive(self, name: str, chunks: AsyncIterator[bytes]) -> Received:
+        """Stream a file in, check every row, give it its place. Nothing is left of a refused one.
+
+        Raises:
+            SwarmError: invalid-input naming the wrong line, too-large, storage-full.
+        """
+        beside = self._folder / f"{self._random_bytes(8).hex()}.part"
+        try:
+            file = await receive(chunks, beside, self._limit_bytes)
+            told = await asyncio.to_thread(check_file, beside, name)
+            target = self.path(file.sha256)
+            await asyncio.to_thread(settle, beside, target)
+        finally:
+            beside.unlink(missing_ok=True)
+        return Received(
+            StoredFile(target, file.size_bytes, file.sha256), name, told.num_rows, told.kinds
+        )
+
+    def create(self, tx: Tx, pool: str, bucket: str) -> BucketView:
+        """Make an empty bucket.
+
+        Raises:
+            SwarmError: conflict when the name is taken.
+        """
+        if buckets.find(tx, pool, bucket) is not None:
+            raise SwarmError(
+                "conflict",
+                f"there is already a bucket {bucket!r} in {pool}",
+                hint="add to it with buckets_add, or choose another name",
+            )
+        buckets.add(tx, Bucket(pool, bucket, self._clock.now()))
+        return view(tx, pool, bucket)
+
+    def add(self, tx: Tx, pool: str, bucket: str, received: Received) -> BucketView:
+        """Put a received file into a bucket; the same file under the same name is there already.
+
+        Raises:
+            SwarmError: not-found; conflict when the name holds another file.
+        """
+        need(tx, pool, bucket)
+        known = {file.name: file for file in buckets.files(tx, pool, bucket)}.get(received.name)
+        if known is not None and known.sha256 != received.file.sha256:
+            raise SwarmError(
+                "conflict",
+                f"bucket {bucket!r} already holds another file {received.name!r}",
+                hint="give the new one another name",
+            )
+        if known is None:
+            buckets.add_file(
+                tx,
+                BucketFile(
+                    pool,
+                    bucket,
+                    received.name,
+                    received.file.sha256,
+                    received.file.size_bytes,
+                    received.num_rows,
+                    received.kinds,
+                    self._clock.now(),
+                ),
+            )
+        return view(tx, pool, bucket)
+
+
+def need(tx: Tx, pool: str, bucket: str) -> Bucket:
+    """A bucket by name.
+
+    Raises:
+        SwarmError: not-found.
+    """
+    found = buckets.find(tx, pool, bucket)
+    if found is None:
+        raise not_found("bucket", bucket, hint="list them with buckets_list")
+    return found
+
+
+def view(tx: Tx, pool: str, bucket: str) -> BucketView:
+    """A bucket as it is shown."""
+    row, kinds = _sum(tx, need(tx, pool, bucket))
+    plan = Next(operation="jobs_plan", arguments={"pool": pool}, why="plan a run on this bucket")
+    return BucketView(
+        summary=f"Bucket {bucket} holds {row.rows} rows in {row.files} files, "
+        f"{human_bytes(row.size_bytes)}.",
+        next=[plan] if row.rows else [],
+        kinds=kinds,
+        **row.model_dump(),
+    )
+
+
+def rows(tx: Tx) -> list[BucketRow]:
+    """All buckets of all pools as lines of a list."""
+    return [_sum(tx, bucket)[0] for bucket in buckets.every(tx)]
+
+
+def _sum(tx: Tx, bucket: Bucket) -> tuple[BucketRow, list[str]]:
+    files = buckets.files(tx, bucket.pool, bucket.bucket)
+    row = BucketRow(
+        pool=bucket.pool,
+        bucket=bucket.bucket,
+        files=len(files),
+        rows=sum(file.num_rows for file in files),
+        size_bytes=sum(file.size_bytes for file in files),
+        created_at=bucket.created_at,
+    )
+    return row, sorted({kind for file in files for kind in file.kinds})

@@ -1,0 +1,121 @@
+"""Token files: what transport.orders.TokenFile describes, written once, measured at a sequence length.
+
+A safetensors file: tokens int32 [N], supervised uint8 [N], row_starts int64 [R + 1]. Its name is
+the SHA-256 of its bytes. Blocking; called in threads and in the tokenizing child.
+"""
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from safetensors.numpy import load_file, save_file
+
+from control.datasets.tokenize import Tokens
+from control.store.files import settle, sha256_of
+from transport.errors import SwarmError
+from transport.orders import TokenFile
+
+HELD_OUT_SHARE = 0.05
+HELD_OUT_MOST = 64
+
+Layout = Literal["packed", "rows"]
+
+
+@dataclass(frozen=True)
+class Measured:
+    """A token file at one sequence length."""
+
+    file: TokenFile
+    supervised_share: float
+    """Of the training targets."""
+    truncated_rows: int
+    """Rows layout: longer than seq_len, cut."""
+
+
+def held_out(sequences: int) -> int:
+    """How many of the last sequences are kept for evaluation: 5 %, at least 1 of 2, at most 64."""
+    if sequences < 2:
+        return 0
+    return min(HELD_OUT_MOST, max(1, math.floor(sequences * HELD_OUT_SHARE)))
+
+
+def write(rows: Iterable[Tokens], layout: Layout, pad_id: int, folder: Path) -> dict[str, Any]:
+    """Write a token file into a folder and tell what it is, as measure() reads it.
+
+    Raises:
+        SwarmError: invalid-input when there is nothing to learn from.
+    """
+    parts = [row for row in rows if len(row.ids)]
+    supervised = sum(int(row.supervised[1:].sum()) for row in parts)
+    if not supervised:
+        raise SwarmError(
+            "invalid-input",
+            f"the data has {len(parts)} rows and no token to learn from: all are empty or masked",
+            hint="add rows with text, completions or messages of the assistant",
+        )
+    starts = np.zeros(len(parts) + 1, dtype=np.int64)
+    starts[1:] = np.cumsum([len(row.ids) for row in parts])
+    tensors = {
+        "tokens": np.concatenate([row.ids for row in parts]),
+        "supervised": np.concatenate([row.supervised for row in parts]),
+        "row_starts": starts,
+    }
+    beside = folder / "new.safetensors.part"
+    folder.mkdir(parents=True, exist_ok=True)
+    save_file(tensors, str(beside))
+    digest = sha256_of(beside)
+    told = {
+        "digest": digest,
+        "size_bytes": beside.stat().st_size,
+        "layout": layout,
+        "num_tokens": int(starts[-1]),
+        "num_rows": len(parts),
+        "pad_token_id": pad_id,
+    }
+    settle(beside, folder / f"{digest}.safetensors")
+    return told
+
+
+def measure(path: Path, told: Mapping[str, Any], seq_len: int) -> Measured:
+    """Cut a token file at a sequence length.
+
+    Raises:
+        SwarmError: invalid-input when no sequence fits or all targets of it are masked; with numbers.
+    """
+    tensors = load_file(str(path))
+    marks, starts = tensors["supervised"], tensors["row_starts"]
+    if told["layout"] == "packed":
+        total, truncated = int(starts[-1]) // seq_len, 0
+        if not total:
+            raise SwarmError(
+                "invalid-input",
+                f"the data has {int(starts[-1])} tokens, less than one sequence of {seq_len}",
+                hint="add data to the bucket, or set a smaller train.seq_len",
+            )
+    else:
+        total, truncated = len(starts) - 1, int((np.diff(starts) > seq_len).sum())
+    held = held_out(total)
+    train = total - held
+    learned, targets = _targets(marks, starts, told["layout"], seq_len, train)
+    if not learned:
+        raise SwarmError(
+            "invalid-input",
+            f"all targets of the {train} training sequences are masked at {seq_len} tokens",
+            hint="set a longer train.seq_len: the prompts alone fill the sequences",
+        )
+    file = TokenFile(**told, train_sequences=train, held_out_sequences=held)
+    return Measured(file, learned / targets, truncated)
+
+
+def _targets(marks: Any, starts: Any, layout: Layout, seq_len: int, train: int) -> tuple[int, int]:
+    """(supervised, all) targets of the training sequences: every token but a sequence's first."""
+    if layout == "packed":
+        used = marks[: train * seq_len].reshape(train, seq_len)[:, 1:]
+        return int(used.sum()), int(used.size)
+    running = np.concatenate([[0], np.cumsum(marks, dtype=np.int64)])
+    first = np.minimum(starts[:train] + 1, starts[1 : train + 1])
+    last = np.minimum(starts[:train] + seq_len, starts[1 : train + 1])
+    return int((running[last] - running[first]).sum()), max(1, int((last - first).sum()))

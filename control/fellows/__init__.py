@@ -1,0 +1,1 @@
+"""The machines of a pool: invites, heartbeats in, orders out."""

@@ -1,0 +1,319 @@
+"""Who is there: heartbeats in, desired states out. In memory; only joining is stored.
+
+Level-triggered: the answer to each heartbeat is all that a fellow should be doing, so that a lost
+or repeated message changes nothing. Does not know what a job is; it is given the assignments.
+"""
+
+import asyncio
+import itertools
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+
+from control.clock import Clock, wait_for_event
+from control.fellows.clean_text import clean_model
+from control.fellows.secret_text import sha256_text
+from control.store.fellows import StoredFellow
+from transport.cards import PROTOCOL, CardReport, Heartbeat, Speed
+from transport.errors import SwarmError, not_found
+from transport.orders import DesiredState, MeasureOrder, StageAssignment
+
+MAX_HOLD_S = 25.0  # a held request ends before proxies give it up
+
+
+@dataclass(frozen=True)
+class Timing:
+    """How often fellows beat, and when silence means offline."""
+
+    heartbeat_s: float
+    offline_after_s: float
+
+
+@dataclass(frozen=True)
+class Rates:
+    """Bytes a second over the last heartbeat interval, leader and pipeline together."""
+
+    sent_bytes_s: float
+    received_bytes_s: float
+
+
+@dataclass
+class Member:
+    """A fellow as the leader sees it now."""
+
+    stored: StoredFellow
+    revision: int
+    beat: Heartbeat | None = None
+    heard_at: float | None = None
+    """Monotonic, of the last heartbeat since the leader's start."""
+    seen_at: float | None = None
+    """Unix time of the same."""
+    rates: Rates | None = None
+    online: bool = False
+    assignments: tuple[StageAssignment, ...] = ()
+    measure: MeasureOrder | None = None
+    committed: int = 0
+    step: int | None = None
+    loss: float | None = None
+    speeds: dict[int, list[Speed]] = field(default_factory=dict)
+    """Card index -> speeds measured on order, as stored."""
+    changed: asyncio.Event = field(default_factory=asyncio.Event)
+
+    @property
+    def fellow_id(self) -> str:
+        """Its id."""
+        return self.stored.fellow_id
+
+    @property
+    def pool(self) -> str:
+        """Its pool."""
+        return self.stored.pool
+
+    @property
+    def is_measuring(self) -> bool:
+        """Measures now, or has been told to."""
+        return self.measure is not None or (self.beat is not None and self.beat.measuring)
+
+    @property
+    def is_training(self) -> bool:
+        """Has a stage to run, or still runs one."""
+        running = self.beat.stages if self.beat else []
+        return bool(self.assignments) or any(s.phase not in ("done", "failed") for s in running)
+
+    def cards(self) -> list[CardReport]:
+        """Its cards, each with the newest figure of every number format."""
+        if self.beat is None:
+            return []
+        return [
+            card.model_copy(update={"speeds": _newest(card.speeds, self.speeds.get(card.index, []))})
+            for card in self.beat.cards
+        ]
+
+
+class Registry:
+    """All fellows of all pools."""
+
+    def __init__(
+        self, clock: Clock, timing: Timing, publish: Callable[[str, str, str], None]
+    ) -> None:
+        self._clock = clock
+        self._timing = timing
+        self._publish = publish  # topic, pool, what
+        self._started_at = clock.monotonic()
+        # Above every number that an earlier life of this leader gave out.
+        self._revisions = itertools.count(int(clock.now() * 1000))
+        self._members: dict[str, Member] = {}
+        self._by_credential: dict[str, str] = {}
+        self._last_sweep = clock.monotonic()
+        self.heard = asyncio.Event()
+        """Set whenever something changed that may let a waiting job start."""
+
+    def add(self, stored: StoredFellow) -> Member:
+        """Know a fellow from now on."""
+        if stored.fellow_id in self._members:
+            return self._members[stored.fellow_id]
+        member = Member(stored, next(self._revisions), committed=stored.reports_committed)
+        self._members[stored.fellow_id] = member
+        self._by_credential[stored.credential_sha256] = stored.fellow_id
+        self._publish("fellows", stored.pool, "joined")
+        return member
+
+    def remove(self, fellow_id: str) -> None:
+        """Forget a fellow: its credential stops working, held requests end."""
+        member = self._members.pop(fellow_id)
+        self._by_credential.pop(member.stored.credential_sha256, None)
+        member.changed.set()
+        self._publish("fellows", member.pool, "removed")
+
+    def authenticate(self, credential: str) -> str | None:
+        """The fellow of a credential."""
+        return self._by_credential.get(sha256_text(credential))
+
+    def find(self, fellow_id: str) -> Member | None:
+        """A fellow by id."""
+        return self._members.get(fellow_id)
+
+    def get(self, fellow_id: str) -> Member:
+        """A fellow by id.
+
+        Raises:
+            SwarmError: not-found.
+        """
+        member = self._members.get(fellow_id)
+        if member is None:
+            raise not_found("fellow", fellow_id, hint="list them with fellows_list")
+        return member
+
+    def of_pool(self, pool: str) -> list[Member]:
+        """The fellows of a pool, in order of joining."""
+        return [member for member in self._members.values() if member.pool == pool]
+
+    def every(self) -> list[Member]:
+        """All fellows, in order of joining."""
+        return list(self._members.values())
+
+    def beat(self, fellow_id: str, told: Heartbeat) -> DesiredState:
+        """Take a heartbeat; answer with all that the fellow should be doing.
+
+        Raises:
+            SwarmError: forbidden when it speaks for another fellow; conflict for an old protocol.
+        """
+        member = self.get(fellow_id)
+        if told.fellow_id != fellow_id:
+            raise SwarmError(
+                "forbidden", "a fellow can only report itself", hint="use its own credential"
+            )
+        now = self._clock.monotonic()
+        before, was_online = member.beat, member.online
+        if before is not None and member.heard_at is not None:
+            member.rates = _rates(before, told, now - member.heard_at)
+        member.beat, member.heard_at, member.online = clean_model(told), now, True
+        member.seen_at = self._clock.now()
+        if not was_online:
+            self._publish("fellows", member.pool, "online")
+        if before is None or not was_online or _matters(before, told):
+            self.heard.set()
+        self._publish("fellows", member.pool, "beat")
+        return self.desired(fellow_id)
+
+    def desired(self, fellow_id: str) -> DesiredState:
+        """All that a fellow should be doing."""
+        member = self.get(fellow_id)
+        return DesiredState(
+            protocol=PROTOCOL,
+            revision=member.revision,
+            stages=list(member.assignments),
+            measure=member.measure,
+            reports_committed=member.committed,
+        )
+
+    async def wait_orders(self, fellow_id: str, since: int, timeout_s: float) -> DesiredState:
+        """The desired state once its revision is above `since`, or when the time is over."""
+        member = self.get(fellow_id)
+        deadline = self._clock.monotonic() + min(timeout_s, MAX_HOLD_S)
+        while member.revision <= since and member.fellow_id in self._members:
+            left = deadline - self._clock.monotonic()
+            if left <= 0 or not await wait_for_event(member.changed, left, self._clock):
+                break
+        return self.desired(fellow_id)
+
+    def assign(self, fellow_id: str, assignments: Sequence[StageAssignment]) -> None:
+        """Set the stages that a fellow should run; does nothing when they are the same."""
+        member = self._members.get(fellow_id)
+        if member is None or member.assignments == tuple(assignments):
+            return
+        member.assignments = tuple(assignments)
+        if not assignments:
+            member.step = member.loss = None
+        self._bump(member)
+
+    def order_measure(self, fellow_id: str, token: str) -> None:
+        """Have a fellow measure its cards.
+
+        Raises:
+            SwarmError: unavailable when it is offline; conflict while it trains or measures.
+        """
+        member = self.get(fellow_id)
+        if not member.online:
+            raise SwarmError(
+                "unavailable", f"{fellow_id} is offline", hint="start `swarm fellow` on it"
+            )
+        if member.is_training:
+            raise SwarmError(
+                "conflict", f"{fellow_id} is training", hint="measure it when its job has ended"
+            )
+        if member.is_measuring:
+            raise SwarmError(
+                "conflict", f"{fellow_id} is measuring already", hint="read fellows_get in a moment"
+            )
+        member.measure = MeasureOrder(token=token)
+        self._bump(member)
+
+    def take_speeds(self, fellow_id: str, card_index: int, speeds: list[Speed]) -> None:
+        """Know measured figures of a card."""
+        member = self._members.get(fellow_id)
+        if member is not None:
+            known = member.speeds.get(card_index, [])
+            member.speeds[card_index] = _newest(known, speeds)
+            self._publish("fellows", member.pool, "measured")
+
+    def end_measure(self, fellow_id: str, token: str) -> None:
+        """The order of this token has been carried out."""
+        member = self._members.get(fellow_id)
+        if member is not None and member.measure is not None and member.measure.token == token:
+            member.measure = None
+            self._bump(member)
+
+    def note_committed(self, fellow_id: str, sequence: int) -> None:
+        """Know up to which of a fellow's reports all are stored."""
+        member = self._members.get(fellow_id)
+        if member is not None:
+            member.committed = max(member.committed, sequence)
+
+    def note_progress(self, fellow_id: str, step: int, loss: float) -> None:
+        """Know the newest step that a fellow's stage told."""
+        member = self._members.get(fellow_id)
+        if member is not None and (member.step is None or step >= member.step):
+            member.step, member.loss = step, loss
+
+    def sweep(self) -> list[str]:
+        """Find fellows that fell silent. Returns those that are lost: silent for too long.
+
+        A fellow that has not been heard since the leader's start is lost only after the same
+        time. When the leader itself stalled, its fellows get that time on top.
+        """
+        now = self._clock.monotonic()
+        stalled = max(0.0, now - self._last_sweep - 2 * self._timing.heartbeat_s)
+        self._last_sweep = now
+        lost = []
+        for member in self._members.values():
+            if stalled and member.heard_at is not None:
+                member.heard_at = min(now, member.heard_at + stalled)
+            if now - (member.heard_at or self._started_at) < self._timing.offline_after_s:
+                continue
+            if member.online:
+                member.online, member.rates = False, None
+                member.measure = None
+                self.heard.set()
+                self._publish("fellows", member.pool, "offline")
+            lost.append(member.fellow_id)
+        return lost
+
+    def silent_s(self, member: Member) -> float:
+        """Seconds since its last heartbeat, or since the leader's start."""
+        heard = self._started_at if member.heard_at is None else member.heard_at
+        return self._clock.monotonic() - heard
+
+    def _bump(self, member: Member) -> None:
+        member.revision = next(self._revisions)
+        member.changed.set()
+        member.changed = asyncio.Event()
+        self._publish("fellows", member.pool, "orders")
+
+
+def _rates(before: Heartbeat, now: Heartbeat, seconds: float) -> Rates | None:
+    """None when a counter went back: the daemon was restarted in between."""
+    sent = now.sent_bytes + now.pipeline_sent_bytes
+    sent -= before.sent_bytes + before.pipeline_sent_bytes
+    received = now.received_bytes + now.pipeline_received_bytes
+    received -= before.received_bytes + before.pipeline_received_bytes
+    if seconds <= 0 or sent < 0 or received < 0:
+        return None
+    return Rates(sent / seconds, received / seconds)
+
+
+def _matters(before: Heartbeat, now: Heartbeat) -> bool:
+    """Whether a heartbeat says something by which a waiting job might start."""
+    return (
+        [(c.uuid, c.free_bytes) for c in before.cards] != [(c.uuid, c.free_bytes) for c in now.cards]
+        or [(s.job_id, s.phase) for s in before.stages] != [(s.job_id, s.phase) for s in now.stages]
+        or before.measuring != now.measuring
+    )
+
+
+def _newest(first: Iterable[Speed], second: Iterable[Speed]) -> list[Speed]:
+    best: dict[str, Speed] = {}
+    for speed in (*first, *second):
+        known = best.get(speed.number_format)
+        if known is None or speed.measured_at >= known.measured_at:
+            best[speed.number_format] = speed
+    return sorted(best.values(), key=lambda speed: speed.number_format)

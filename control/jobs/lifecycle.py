@@ -1,0 +1,434 @@
+"""The life of jobs: submitted, waiting, started, told of, ended.
+
+Every move is one transaction; what follows from it (orders, events, files) is derived from the
+rows again, so that a leader that restarts goes on where it was. Placing is asked of the Planner.
+"""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from control.clock import Clock, wait_for_event
+from control.fellows.registry import Registry
+from control.job_states import ACTIVE, check_move, has_ended
+from control.jobs.dispatch import Dispatch
+from control.jobs.intake import Taken, fail, take_batch
+from control.jobs.results import Results
+from control.jobs.starting import Attempt, stages_of
+from control.jobs.views import job_view
+from control.planning.plan import Plan
+from control.records.events import Events
+from control.records.job_files import JobFiles
+from control.store import jobs, plans, records, stages
+from control.store.database import Database, Tx
+from control.store.jobs import Job
+from transport.api.job_config import JobConfig
+from transport.api.jobs import JobsSubmit, JobView
+from transport.errors import SwarmError, not_found
+from transport.ids import RandomBytes, mint
+from transport.orders import TokenFile
+from transport.reports import ReportBatch, ReportsTaken
+
+log = logging.getLogger(__name__)
+
+Commit = Callable[[Callable[[Tx], JobView]], Awaitable[JobView]]
+"""Runs a change in a transaction, once for each request_id, and answers after the commit."""
+TOKENIZING = "its data is being tokenized"
+CLUSTER_CHANGED = "the cluster changed since the plan was shown"
+
+
+@dataclass(frozen=True)
+class Placed:
+    """A plan, and the token file when the data is ready."""
+
+    plan: Plan
+    tokens: TokenFile | None
+
+
+class Planner(Protocol):
+    """What the life of a job asks of planning."""
+
+    async def plan(self, pool: str, config: JobConfig) -> Placed:
+        """Plan on the pool as it is now. A plan that does not fit is an answer.
+
+        Raises:
+            SwarmError: for what can never run: unknown model or bucket, data that is too short.
+        """
+
+    async def warm(self, pool: str, config: JobConfig) -> None:
+        """Have the data tokenized; returns when it is, or after a while."""
+
+    async def tokens(self, pool: str, config: JobConfig) -> TokenFile | None:
+        """The token file of a job's data; None while it is being made."""
+
+    async def changes(self, pool: str, plan: Plan) -> list[str]:
+        """What keeps a stored plan from starting now, with numbers; empty when it holds."""
+
+
+@dataclass(frozen=True)
+class Tools:
+    """What the life of a job works with."""
+
+    database: Database
+    registry: Registry
+    planner: Planner
+    events: Events
+    files: JobFiles
+    results: Results
+    clock: Clock
+    random_bytes: RandomBytes
+
+
+class Jobs:
+    """All jobs of all pools."""
+
+    def __init__(self, tools: Tools) -> None:
+        self._tools = tools
+        self._database = tools.database
+        self._registry = tools.registry
+        self._dispatch = Dispatch(tools.database, tools.registry, tools.clock)
+        self._placing = asyncio.Lock()
+        self._moved: dict[str, asyncio.Event] = {}
+        self._finishing: dict[str, asyncio.Task[None]] = {}
+
+    async def load(self) -> None:
+        """Go on where an earlier life of this leader was: orders again, ends that were cut off."""
+        active = await self._database.read(lambda tx: jobs.in_states(tx, ACTIVE))
+        for job in active:
+            await self._follow(job.job_id, job.pool)
+
+    async def close(self) -> None:
+        """Let results that are being joined come to an end."""
+        await asyncio.gather(*self._finishing.values(), return_exceptions=True)
+
+    # --- asked for ---------------------------------------------------------------------------
+
+    async def submit(self, ask: JobsSubmit, who: str, commit: Commit) -> JobView:
+        """Accept a job: it starts at once or waits with the reason.
+
+        Raises:
+            SwarmError: plan-changed, expired, not-found or cannot-fit for a pinned plan; whatever
+                the planner refuses for good.
+        """
+        await self._tools.planner.warm(ask.pool, ask.config)
+        async with self._placing:
+            placed = await self._placed(ask)
+            job = self._new_job(ask, who, placed)
+
+            def change(tx: Tx) -> JobView:
+                self._insert(tx, job, placed)
+                return job_view(tx, job.job_id)
+
+            view = await commit(change)
+        await self._follow(view.job_id, view.pool)
+        return view
+
+    async def cancel(self, job_id: str, commit: Commit) -> JobView:
+        """Stop a job for good. One that is cancelled already stays so.
+
+        Raises:
+            SwarmError: not-found; conflict when it has completed or failed.
+        """
+
+        def change(tx: Tx) -> JobView:
+            job = jobs.find(tx, job_id)
+            if job is None:
+                raise not_found("job", job_id, hint="list them with jobs_list")
+            if job.state != "cancelled":
+                check_move(job_id, job.state, "cancelled")
+                now = self._tools.clock.now()
+                jobs.update(tx, job_id, state="cancelled", reason="cancelled by hand", ended_at=now)
+            return job_view(tx, job_id)
+
+        view = await commit(change)
+        await self._follow(job_id, view.pool)
+        return view
+
+    async def view(self, job_id: str) -> JobView:
+        """A job as it is now."""
+        return await self._database.read(lambda tx: job_view(tx, job_id))
+
+    async def wait(self, job_id: str, until_step: int | None, timeout_s: float) -> JobView:
+        """A job once it has ended or done a step, or when the time is over."""
+        deadline = self._tools.clock.monotonic() + timeout_s
+        while True:
+            moved = self._moved.setdefault(job_id, asyncio.Event())
+            view = await self.view(job_id)
+            reached = until_step is not None and view.step >= until_step
+            left = deadline - self._tools.clock.monotonic()
+            if reached or has_ended(view.state) or left <= 0:
+                return view
+            await wait_for_event(moved, left, self._tools.clock)
+
+    # --- told by fellows ---------------------------------------------------------------------
+
+    async def take_reports(self, fellow_id: str, batch: ReportBatch) -> ReportsTaken:
+        """Store a batch for good, then let follow what follows.
+
+        Raises:
+            SwarmError: forbidden when it speaks for another fellow.
+        """
+        if batch.fellow_id != fellow_id:
+            raise SwarmError(
+                "forbidden", "a fellow can only report itself", hint="use its own credential"
+            )
+        self._registry.get(fellow_id)
+        now, files = self._tools.clock.now(), self._tools.files
+        taken = await self._database.write(lambda tx: take_batch(tx, batch, files, now))
+        self._registry.note_committed(fellow_id, taken.committed)
+        await self._after_reports(fellow_id, taken)
+        return ReportsTaken(committed=taken.committed, refused=taken.refused)
+
+    async def lose_fellow(self, fellow_id: str, why: str) -> None:
+        """Fail the jobs that a fellow was running a stage of.
+
+        The seam of recovery: another issue turns this move into "recovering".
+        """
+
+        def change(tx: Tx) -> list[Job]:
+            lost = []
+            for job in jobs.in_states(tx, ACTIVE):
+                rows = stages.of_job(tx, job.job_id, job.attempt)
+                row = next((r for r in rows if r.fellow_id == fellow_id), None)
+                if row is not None and row.phase != "done":
+                    at = f" at step {job.step}" if job.step else " before its first step"
+                    words = f"stage {row.stage} of {len(rows)} was lost{at}: {fellow_id} {why}"
+                    fail(tx, job, words, self._tools.clock.now())
+                    lost.append(job)
+            return lost
+
+        if self._dispatch.is_working(fellow_id):
+            for job in await self._database.write(change):
+                await self._follow(job.job_id, job.pool)
+
+    # --- by itself ---------------------------------------------------------------------------
+
+    async def schedule(self) -> None:
+        """Start what can start, in order of submission; one that waits blocks no later one."""
+        self._dispatch.expire()
+        async with self._placing:
+            for job in await self._database.read(lambda tx: jobs.in_states(tx, ["pending"])):
+                try:
+                    await self._try_start(job)
+                except SwarmError as error:
+                    await self._give_up(job, error)
+                except Exception:
+                    log.exception("a waiting job could not be planned", extra={"job": job.job_id})
+
+    async def _try_start(self, job: Job) -> None:
+        placed, reason = await self._place_waiting(job)
+
+        def change(tx: Tx) -> bool:
+            fresh = jobs.find(tx, job.job_id)
+            if fresh is None or fresh.state != "pending":
+                return False
+            if reason or placed is None or placed.tokens is None:
+                words = reason or TOKENIZING
+                if words != fresh.reason:
+                    jobs.update(tx, job.job_id, reason=words)
+                return words != fresh.reason
+            return self._start(tx, fresh, placed, placed.tokens)
+
+        if await self._database.write(change):
+            await self._follow(job.job_id, job.pool)
+
+    async def _place_waiting(self, job: Job) -> tuple[Placed | None, str]:
+        """(where a waiting job could start now, else why it cannot)."""
+        planner = self._tools.planner
+        if job.pinned and job.plan is not None:
+            plan = Plan.model_validate_json(job.plan)
+            placed = Placed(plan, await planner.tokens(job.pool, job.config))
+            changed = await planner.changes(job.pool, plan)
+            return placed, f"{CLUSTER_CHANGED}: {changed[0]}" if changed else ""
+        placed = await planner.plan(job.pool, job.config)
+        return placed, "" if placed.plan.fits else placed.plan.reason or "it does not fit"
+
+    async def _give_up(self, job: Job, error: SwarmError) -> None:
+        """A waiting job that can never run fails; trouble that may pass is the reason it waits."""
+        passes = error.code in ("unavailable", "storage-full", "rate-limited", "internal")
+
+        def change(tx: Tx) -> None:
+            fresh = jobs.find(tx, job.job_id)
+            if fresh is None or fresh.state != "pending":
+                return
+            if passes:
+                jobs.update(tx, job.job_id, reason=error.message)
+            else:
+                fail(tx, fresh, error.message, self._tools.clock.now())
+
+        await self._database.write(change)
+        await self._follow(job.job_id, job.pool)
+
+    # --- parts -------------------------------------------------------------------------------
+
+    async def _placed(self, ask: JobsSubmit) -> Placed:
+        if (ask.plan_id is None) == (not ask.unpinned):
+            raise SwarmError(
+                "invalid-input",
+                "give plan_id or unpinned: true, and not both",
+                hint="call jobs_plan with this config, show it, then submit its plan_id",
+            )
+        if ask.plan_id is None:
+            return await self._tools.planner.plan(ask.pool, ask.config)
+        plan = await self._stored_plan(ask, ask.plan_id)
+        tokens = await self._tools.planner.tokens(ask.pool, ask.config)
+        changed = await self._tools.planner.changes(ask.pool, plan)
+        if changed:
+            raise plan_changed(plan, changed)
+        return Placed(plan, tokens)
+
+    async def _stored_plan(self, ask: JobsSubmit, plan_id: str) -> Plan:
+        found = await self._database.read(lambda tx: plans.find(tx, ask.pool, plan_id))
+        again = "plan again with jobs_plan"
+        if found is None:
+            raise not_found("plan", plan_id, hint=again)
+        plan = Plan.model_validate_json(found.plan)
+        if found.expires_at <= self._tools.clock.now():
+            raise SwarmError("expired", f"plan {plan_id} is older than it may be", hint=again)
+        if _asked(plan.view.config) != _asked(ask.config):
+            raise SwarmError(
+                "conflict",
+                f"plan {plan_id} was made for another config than the one submitted",
+                hint="submit the config that was planned, or plan this one with jobs_plan",
+            )
+        if not plan.fits:
+            raise SwarmError("cannot-fit", plan.reason, hint="change the job, or wait: unpinned")
+        return plan
+
+    def _new_job(self, ask: JobsSubmit, who: str, placed: Placed) -> Job:
+        plan, view = placed.plan, placed.plan.view
+        return Job(
+            number=0,
+            job_id=mint("j", self._tools.random_bytes),
+            pool=ask.pool,
+            made_by=who,
+            name=ask.config.name,
+            config=ask.config,
+            state="pending",
+            reason=TOKENIZING if plan.fits else plan.reason,
+            plan_id=ask.plan_id,
+            pinned=ask.plan_id is not None,
+            plan=plan.model_dump_json(),
+            model_id=view.model_id,
+            revision=view.model.revision if view.model else None,
+            attempt=0,
+            steps=ask.config.train.steps,
+            created_at=self._tools.clock.now(),
+        )
+
+    def _insert(self, tx: Tx, job: Job, placed: Placed) -> None:
+        jobs.add(tx, job)
+        if not placed.plan.fits or placed.tokens is None:
+            return
+        if not self._start(tx, job, placed, placed.tokens) and job.pinned:
+            raise plan_changed(placed.plan, ["a fellow of the plan has started another job"])
+
+    def _start(self, tx: Tx, job: Job, placed: Placed, tokens: TokenFile) -> bool:
+        """Make a pending job an attempt on fellows. False when one of them is taken by now."""
+        plan = placed.plan
+        taken = stages.busy(tx, (stage.fellow_id for stage in plan.stages))
+        if taken:
+            other = next(iter(taken.values()))
+            jobs.update(tx, job.job_id, reason=f"its fellows are taken by job {other}")
+            return False
+        attempt = Attempt(job.job_id, job.attempt + 1, plan, tokens)
+        for row in stages_of(attempt):
+            stages.add(tx, row)
+        assert plan.view.model is not None
+        jobs.update(
+            tx,
+            job.job_id,
+            state="starting",
+            reason="",
+            attempt=attempt.number,
+            plan=plan.model_dump_json(),
+            plan_id=plan.plan_id,
+            revision=plan.view.model.revision,
+            started_at=self._tools.clock.now(),
+        )
+        return True
+
+    async def _after_reports(self, fellow_id: str, taken: Taken) -> None:
+        rows: dict[str, list[dict[str, object]]] = {}
+        for pool, job_id, step in taken.progress:
+            self._registry.note_progress(fellow_id, step.step, step.loss)
+            rows.setdefault(job_id, []).append(step.model_dump(exclude={"kind"}))
+            self._tell(job_id, pool, "step")
+        for job_id, new in rows.items():
+            await asyncio.to_thread(self._tools.files.append_records, job_id, new)
+        for told in taken.measured:
+            self._registry.take_speeds(fellow_id, told.card_index, list(told.speeds))
+            self._registry.end_measure(fellow_id, told.token)
+        for job_id, pool in taken.logged.items():
+            self._tools.events.publish("logs", pool, "lines", job_id)
+        for job_id, pool in taken.touched.items():
+            await self._follow(job_id, pool)
+
+    async def _follow(self, job_id: str, pool: str) -> None:
+        """Let follow from the rows of a job what follows: orders, its end, word to those who wait."""
+        job, rows = await self._dispatch.send(job_id)
+        if job.state in ACTIVE and rows and all(row.phase == "done" for row in rows):
+            self._begin_finish(job_id)
+        if has_ended(job.state):
+            self._registry.heard.set()
+        self._tell(job_id, pool, "state")
+
+    def _tell(self, job_id: str, pool: str, what: str) -> None:
+        moved = self._moved.pop(job_id, None)
+        if moved is not None:
+            moved.set()
+        self._tools.events.publish("jobs", pool, what, job_id)
+
+    def _begin_finish(self, job_id: str) -> None:
+        if job_id not in self._finishing:
+            task = asyncio.create_task(self._finish(job_id), name=f"finish {job_id}")
+            self._finishing[job_id] = task
+            task.add_done_callback(lambda _: self._finishing.pop(job_id, None))
+
+    async def _finish(self, job_id: str) -> None:
+        """Join what the stages sent; complete, or fail with the reason."""
+        job, rows, steps = await self._database.read(lambda tx: _all_of(tx, job_id))
+        clock = self._tools.clock
+        try:
+            await asyncio.to_thread(self._tools.files.rewrite_records, job_id, steps)
+            adapter = await self._tools.results.join(rows)
+            changes = {"state": "completed", "reason": "", "adapter": adapter}
+        except SwarmError as error:
+            changes = {"state": "failed", "reason": error.message}
+        except Exception as error:
+            log.exception("a result could not be joined", extra={"job": job_id})
+            words = f"its result could not be joined ({type(error).__name__})"
+            changes = {"state": "failed", "reason": words}
+
+        def change(tx: Tx) -> None:
+            fresh = jobs.find(tx, job_id)
+            if fresh is not None and fresh.state in ACTIVE:
+                jobs.update(tx, job_id, **changes, ended_at=clock.now())
+
+        await self._database.write(change)
+        await self._follow(job_id, job.pool)
+
+
+def _asked(config: JobConfig) -> JobConfig:
+    """A config without what does not change a plan."""
+    return config.model_copy(update={"name": ""})
+
+
+def _all_of(
+    tx: Tx, job_id: str
+) -> tuple[Job, list[stages.Stage], Sequence[dict[str, object]]]:
+    job = jobs.find(tx, job_id)
+    assert job is not None
+    return job, stages.of_job(tx, job_id, job.attempt), records.every_step(tx, job_id)
+
+
+def plan_changed(plan: Plan, changes: Sequence[str]) -> SwarmError:
+    """The refusal of a pinned plan that no longer holds."""
+    return SwarmError(
+        "plan-changed",
+        f"plan {plan.plan_id} no longer holds: {'; '.join(changes[:3])}",
+        hint="plan again with jobs_plan and submit the new plan_id, or submit with unpinned: true",
+        facts={"plan_id": plan.plan_id, "changes": list(changes)},
+    )

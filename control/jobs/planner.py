@@ -1,0 +1,166 @@
+"""Brings together what planning needs: the pool as it is, the model's facts, the data's shape.
+
+The arithmetic is control.planning; here are its inputs, gathered without blocking the event loop.
+"""
+
+import asyncio
+from dataclasses import dataclass
+from pathlib import Path
+
+from control.clock import Clock
+from control.datasets.buckets import need
+from control.datasets.hub import Hub
+from control.datasets.model_store import ModelStore
+from control.datasets.token_file import Measured
+from control.datasets.token_shop import TokenShop, wish_of
+from control.fellows.condition import status_of
+from control.fellows.registry import Member, Registry
+from control.jobs.lifecycle import Placed
+from control.planning.difference import difference
+from control.planning.place import PlannedModel, place
+from control.planning.plan import Plan
+from control.planning.usable import FellowNow
+from control.store import buckets, plans, stages
+from control.store.buckets import BucketFile
+from control.store.database import Database, Tx
+from control.store.plans import StoredPlan
+from transport.api.job_config import JobConfig
+from transport.api.plans import DataShape
+from transport.errors import SwarmError
+from transport.orders import ModelSource, TokenFile
+
+
+@dataclass(frozen=True)
+class Sources:
+    """Where models and data come from."""
+
+    models: ModelStore
+    hub: Hub
+    tokens: TokenShop
+
+
+@dataclass(frozen=True)
+class PlanTerms:
+    """How long plans live, and how long a caller waits for tokens."""
+
+    plan_s: float
+    submit_wait_s: float
+
+
+@dataclass(frozen=True)
+class _Model:
+    planned: PlannedModel
+    folder: Path
+
+
+class PoolPlanner:
+    """Plans jobs on the pool as it is now."""
+
+    def __init__(
+        self, database: Database, registry: Registry, sources: Sources, terms: PlanTerms
+    ) -> None:
+        self._database = database
+        self._registry = registry
+        self._sources = sources
+        self._terms = terms
+
+    async def plan(self, pool: str, config: JobConfig) -> Placed:
+        """Plan a job; the token file comes with it when it is ready."""
+        model = await self._model(config)
+        measured = await self._measured(pool, config, model, 0.0)
+        inventory = await self._inventory(pool)
+        data = _shape(config, measured)
+        plan = await asyncio.to_thread(place, model.planned, config, inventory, data)
+        return Placed(plan, measured.file if measured else None)
+
+    async def warm(self, pool: str, config: JobConfig) -> None:
+        """Have the data tokenized; returns when it is, or after the submitter's patience."""
+        model = await self._model(config)
+        await self._measured(pool, config, model, self._terms.submit_wait_s)
+
+    async def tokens(self, pool: str, config: JobConfig) -> TokenFile | None:
+        """The token file of a job's data; None while it is being made."""
+        measured = await self._measured(pool, config, await self._model(config), 0.0)
+        return measured.file if measured else None
+
+    async def changes(self, pool: str, plan: Plan) -> list[str]:
+        """What keeps a stored plan from starting now."""
+        model = await self._model(plan.view.config)
+        return difference(plan, await self._inventory(pool), model.planned.source)
+
+    async def keep(self, pool: str, plan: Plan, clock: Clock) -> None:
+        """Store a plan under its id, so that it can be submitted."""
+        if plan.plan_id is None:
+            return
+        now = clock.now()
+        stored = StoredPlan(
+            plan.plan_id, pool, plan.model_dump_json(), now, now + self._terms.plan_s
+        )
+        await self._database.write(lambda tx: plans.put(tx, stored))
+
+    async def _model(self, config: JobConfig) -> _Model:
+        name, _, revision = config.model.id.partition("@")
+        if name.startswith("local:"):
+            source, checked = await self._sources.models.resolve(
+                name.removeprefix("local:"), revision or None
+            )
+            folder = self._sources.models.folder(name.removeprefix("local:"))
+            return _Model(PlannedModel(_as_asked(source, config), checked.facts, checked.tensors), folder)
+        found = await self._sources.hub.resolve(name, revision or None)
+        planned = PlannedModel(_as_asked(found.source, config), found.facts, found.tensors)
+        return _Model(planned, found.folder)
+
+    async def _measured(
+        self, pool: str, config: JobConfig, model: _Model, wait_s: float
+    ) -> Measured | None:
+        bucket = config.data.bucket
+        if bucket is None:
+            raise SwarmError(
+                "invalid-input",
+                "/config/data: a job that reaches the leader names a bucket",
+                hint="put the files into a bucket with buckets_add (`swarm train` does it for you)",
+            )
+        files = await self._database.read(lambda tx: _files(tx, pool, bucket))
+        wish = wish_of(files, model.folder)
+        return await self._sources.tokens.get(wish, config.train.seq_len, wait_s)
+
+    async def _inventory(self, pool: str) -> list[FellowNow]:
+        members = self._registry.of_pool(pool)
+        names = [member.fellow_id for member in members]
+        busy = await self._database.read(lambda tx: stages.busy(tx, names))
+        return [_now(member, is_busy=member.fellow_id in busy) for member in members]
+
+
+def _as_asked(source: ModelSource, config: JobConfig) -> ModelSource:
+    return source.model_copy(update={"model_id": config.model.id})
+
+
+def _files(tx: Tx, pool: str, bucket: str) -> list[BucketFile]:
+    need(tx, pool, bucket)
+    return buckets.files(tx, pool, bucket)
+
+
+def _now(member: Member, *, is_busy: bool) -> FellowNow:
+    standing = status_of(member)
+    beat = member.beat
+    if beat is not None:
+        beat = beat.model_copy(update={"cards": member.cards()})
+    return FellowNow(
+        fellow_id=member.fellow_id,
+        hostname=beat.machine.hostname if beat else member.stored.hostname,
+        standing="training" if standing == "ready" and is_busy else standing,
+        heartbeat=beat,
+    )
+
+
+def _shape(config: JobConfig, measured: Measured | None) -> DataShape:
+    file = measured.file if measured else None
+    return DataShape(
+        bucket=config.data.bucket or "",
+        tokens=file.num_tokens if file else None,
+        sequences=file.train_sequences if file else None,
+        held_out_sequences=file.held_out_sequences if file else None,
+        batches=None,
+        passes=None,
+        supervised_share=measured.supervised_share if measured else None,
+    )

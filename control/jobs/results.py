@@ -1,0 +1,128 @@
+"""What stages send at the end: their trained tensors, kept, then joined into the job's result.
+
+Disk work runs in threads. The same upload again is the same upload.
+"""
+
+import asyncio
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+from control.job_states import ACTIVE
+from control.jobs.adapters import write_folder
+from control.records.job_files import JobFiles
+from control.store import jobs, stages
+from control.store.database import Database, Tx
+from control.store.files import StoredFile, settle
+from control.store.safetensors_file import read_header
+from control.store.stages import Stage
+from transport.errors import SwarmError
+
+
+@dataclass(frozen=True)
+class StageKey:
+    """Whose stage of which attempt sends something."""
+
+    fellow_id: str
+    job_id: str
+    attempt: int
+    stage: int
+
+
+class Results:
+    """The trained files of jobs."""
+
+    def __init__(self, database: Database, files: JobFiles, limit_bytes: int) -> None:
+        self._database = database
+        self._files = files
+        self.limit_bytes = limit_bytes
+
+    async def admit(self, key: StageKey) -> None:
+        """Refuse an upload that is not this fellow's stage of the running attempt.
+
+        Raises:
+            SwarmError: not-found for another's stage; conflict for a stale attempt or ended job.
+        """
+        await self._database.read(lambda tx: _admit(tx, key))
+
+    async def take(self, key: StageKey, file: StoredFile) -> None:
+        """Keep a received file: it is checked and moved away, and its digest is stored.
+
+        Raises:
+            SwarmError: as admit; too-large; invalid-input when it is no whole safetensors file.
+        """
+        await self.admit(key)
+        if file.size_bytes > self.limit_bytes:
+            raise SwarmError(
+                "too-large",
+                f"the adapter has {file.size_bytes} bytes, at most {self.limit_bytes} are taken",
+                hint="raise max_adapter_bytes at the leader",
+            )
+        await asyncio.to_thread(read_header, file.path)
+        await asyncio.to_thread(settle, file.path, self.part(key))
+
+        def store(tx: Tx) -> None:
+            stages.update(tx, _admit(tx, key), adapter_sha256=file.sha256)
+
+        await self._database.write(store)
+
+    def part(self, key: StageKey) -> Path:
+        """Where a stage's file lies until it is joined."""
+        folder = self._files.folder(key.job_id) / f"attempt-{key.attempt}"
+        return folder / f"stage-{key.stage}.safetensors"
+
+    def result(self, job_id: str) -> Path:
+        """The folder of a job's joined result."""
+        return self._files.folder(job_id) / "adapter"
+
+    async def join(self, rows: list[Stage]) -> dict[str, dict[str, object]]:
+        """Join the files of an attempt whose stages are all done: {file: {sha256, size_bytes}}.
+
+        Raises:
+            SwarmError: stage-failed naming a stage without its file; invalid-input for a broken one.
+        """
+        parts = [self.part(StageKey(s.fellow_id, s.job_id, s.attempt, s.stage)) for s in rows]
+        missing = [row.stage for row, part in zip(rows, parts) if not part.is_file()]
+        if missing:
+            raise SwarmError(
+                "stage-failed",
+                f"stage {missing[0]} ended without sending its trained tensors",
+                hint="read jobs_logs of this stage",
+            )
+        target = self.result(rows[0].job_id)
+
+        def work() -> dict[str, dict[str, object]]:
+            shutil.rmtree(target, ignore_errors=True)
+            told = write_folder(rows[0].work, parts, target)
+            shutil.rmtree(parts[0].parent, ignore_errors=True)
+            return told
+
+        return await asyncio.to_thread(work)
+
+    async def file(self, job_id: str, name: str) -> StoredFile | None:
+        """One file of a job's result, by its name in models_export."""
+        job = await self._database.read(lambda tx: jobs.find(tx, job_id))
+        told = (job.adapter or {}).get(name) if job else None
+        if told is None:
+            return None
+        path = self.result(job_id) / name
+        return StoredFile(path, int(told["size_bytes"]), str(told["sha256"]))
+
+
+def _admit(tx: Tx, key: StageKey) -> Stage:
+    job = jobs.find(tx, key.job_id)
+    stage = stages.find(tx, key.job_id, key.attempt, key.stage)
+    if job is None or stage is None or stage.fellow_id != key.fellow_id:
+        raise SwarmError(
+            "not-found",
+            f"this fellow has no stage {key.stage} in attempt {key.attempt} of that job",
+            hint="stop this worker: it is not wanted",
+        )
+    if key.attempt != job.attempt or job.state not in ACTIVE:
+        raise SwarmError(
+            "conflict",
+            f"attempt {key.attempt} of job {job.job_id} is over: the job is {job.state}"
+            f" at attempt {job.attempt}",
+            hint="stop this worker: it is not wanted",
+        )
+    return stage

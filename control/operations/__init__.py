@@ -1,0 +1,1 @@
+"""One thin handler for each declared operation."""

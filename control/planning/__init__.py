@@ -1,0 +1,1 @@
+"""From cards, model facts and a job to a plan: pure arithmetic."""

@@ -1,0 +1,84 @@
+"""Whether a plan still holds on the pool as it is now, and what has changed if not.
+
+Pure. Drift of free memory that leaves every card with its planned bytes is no change.
+"""
+
+from control.planning.plan import Plan
+from control.planning.usable import FellowNow, Inventory
+from transport.api.plans import PlannedCard
+from transport.cards import CardReport
+from transport.ids import card_id
+from transport.orders import ModelSource
+from transport.units import human_bytes
+
+
+def holds(plan: Plan, inventory: Inventory, source: ModelSource | None = None) -> bool:
+    """Whether the plan can start exactly as it was shown. `source`: the model's revision now."""
+    return plan.fits and not difference(plan, inventory, source)
+
+
+def difference(plan: Plan, inventory: Inventory, source: ModelSource | None = None) -> list[str]:
+    """Each change that keeps the plan from starting as it was shown, in words; [] when it holds."""
+    changes = _model_changes(plan, source)
+    fellows = {one.fellow_id: one for one in inventory}
+    told: set[str] = set()
+    for card in plan.view.cards:
+        if not card.used:
+            continue
+        change = _fellow_change(card, fellows.get(card.fellow_id))
+        if not change:
+            change = _card_change(card, fellows[card.fellow_id], checked=_checked(plan))
+        if change and change not in told:
+            told.add(change)
+            changes.append(change)
+    return changes
+
+
+def _checked(plan: Plan) -> bool:
+    return plan.view.config.memory_check
+
+
+def _model_changes(plan: Plan, source: ModelSource | None) -> list[str]:
+    planned = plan.view.model
+    if source is None or planned is None or source.revision == planned.revision:
+        return []
+    change = (
+        f"{planned.model_id} is at revision {source.revision[:12]} now, "
+        f"the plan was made for {planned.revision[:12]}"
+    )
+    return [change]
+
+
+def _fellow_change(card: PlannedCard, fellow: FellowNow | None) -> str:
+    if fellow is None:
+        return f"{card.hostname} ({card.fellow_id}) is no longer in the pool"
+    if fellow.standing == "offline" or fellow.heartbeat is None:
+        return f"{card.hostname} is not connected"
+    if fellow.standing != "ready":
+        return f"{card.hostname} is {fellow.standing}"
+    return ""
+
+
+def _card_change(card: PlannedCard, fellow: FellowNow, *, checked: bool) -> str:
+    report = _report(card, fellow)
+    title = f"{card.hostname}'s {card.name} #{card.card.rpartition(':')[2]}"
+    if report is None:
+        return f"{title} is gone"
+    if report.uuid != card.uuid:
+        return f"{title} is another card now ({report.name})"
+    if report.free_bytes is None:
+        return f"{title} no longer tells how much memory is free"
+    if checked and report.free_bytes < (card.planned_bytes or 0):
+        return (
+            f"{title} has {human_bytes(report.free_bytes)} free, "
+            f"the plan needs {human_bytes(card.planned_bytes)}"
+        )
+    return ""
+
+
+def _report(card: PlannedCard, fellow: FellowNow) -> CardReport | None:
+    assert fellow.heartbeat is not None
+    named = (
+        one for one in fellow.heartbeat.cards if card_id(fellow.fellow_id, one.index) == card.card
+    )
+    return next(named, None)

@@ -1,0 +1,172 @@
+"""Places a job: usable cards -> settings -> split -> Plan. The planner's one entry.
+
+Pure: (model, job, pool, data) in, Plan out. No clock, no network, no random.
+
+    from control.planning.search import PlannedModel
+    plan = place(PlannedModel(source, facts, files), config, inventory, data)
+    plan.fits, plan.reason, plan.plan_id    whether and why (not), and its name
+    plan.view                               PlanView for every face, as it is
+    plan.stages                             of each StageOrder: fellow, layers, cards, threads
+    plan.view.settings                      of each StageOrder: the TrainSettings
+    plan.model_dump_json() / Plan.model_validate_json()     to store it
+
+    holds(plan, inventory) -> bool, difference(plan, inventory) -> list[str]
+                                            in control.planning.difference
+
+inventory is a list of control.planning.usable.FellowNow, one for each fellow of the pool, also for
+those that are offline. Wrong input (an unknown module, a pin past the model's end, something not
+offered yet) raises SwarmError invalid-input; a job that must wait is a Plan with fits = False.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from control.planning import auto
+from control.planning.plan import Plan
+from control.planning.search import Ask, LeftOut, PlannedModel, search
+from control.planning.shown import plan_of, waiting_plan
+from control.planning.split import MAX_FELLOWS, FellowCards, Pins, fellows_of, pins_of
+from control.planning.usable import Card, Inventory, Wanted, examine
+from stage_runtime.costs import CardPlace, Device, Prices
+from stage_runtime.model_facts import ModelFacts
+from transport.api.job_config import JobConfig
+from transport.api.plans import DataShape
+from transport.errors import SwarmError
+
+_ONE_FELLOW = "a full fine-tune of a model whose head is its embedding runs on one fellow"
+
+
+def place(
+    model: PlannedModel, config: JobConfig, inventory: Inventory, data: DataShape | None = None
+) -> Plan:
+    """Plan a training run on a pool as it is now.
+
+    Raises:
+        SwarmError: invalid-input; what no pool could run (see auto.refuse_not_offered), pins that
+            contradict each other, data shorter than one batch, a card that is not in the pool.
+    """
+    auto.refuse_not_offered(config, model.facts)
+    _refuse_short_data(config, data)
+    pins = _pins(config, model.facts)
+    chosen_format, cards = _usable(model.facts, config, inventory)
+    ask = Ask(model, config, data, pins, chosen_format)
+    left_out = LeftOut()
+    fellows = _chosen(ask, fellows_of(cards), left_out)
+    if len(fellows) < ask.fewest or not fellows:
+        return waiting_plan(ask, cards, left_out, _too_few(ask, cards, fellows))
+    found = search(ask, fellows, left_out)
+    return plan_of(ask, cards, found, left_out)
+
+
+def _pins(config: JobConfig, facts: ModelFacts) -> Pins:
+    pins = pins_of(
+        config.layer_index, equal=config.partition == "equal", num_layers=facts.num_layers
+    )
+    stages = len(pins.counts) if pins.counts else config.min_workers
+    most = config.max_workers or MAX_FELLOWS
+    if pins.counts and not config.min_workers <= stages <= most:
+        raise SwarmError(
+            "invalid-input",
+            f"layer_index makes {stages} stages, but min_workers is {config.min_workers} "
+            f"and max_workers {most}",
+            hint="name one boundary fewer than fellows, or leave layer_index out",
+        )
+    if stages > 1 and _one_fellow_only(config, facts):
+        raise SwarmError(
+            "invalid-input",
+            f"{_ONE_FELLOW}, but this job asks for {stages}",
+            hint="use method lora, or let one fellow take it",
+        )
+    if stages > min(MAX_FELLOWS, facts.num_layers):
+        raise SwarmError(
+            "invalid-input",
+            f"{stages} stages are more than this job can have: at most {MAX_FELLOWS} fellows, "
+            f"and one layer each of {facts.num_layers}",
+            hint=f"set min_workers to {min(MAX_FELLOWS, facts.num_layers)} or less",
+        )
+    return pins
+
+
+def _one_fellow_only(config: JobConfig, facts: ModelFacts) -> bool:
+    """Two stages would train two copies of a tied embedding apart."""
+    return config.method == "full" and facts.tied
+
+
+def _refuse_short_data(config: JobConfig, data: DataShape | None) -> None:
+    batch = config.train.batch_size
+    needed = batch if isinstance(batch, int) else (config.train.micro_batches or 1)
+    if data is not None and data.sequences is not None and data.sequences < needed:
+        raise SwarmError(
+            "invalid-input",
+            f"the data is shorter than one batch: {data.sequences} sequences of "
+            f"{config.train.seq_len} tokens, a batch needs {needed}",
+            hint="add data to the bucket, or set a smaller train.seq_len or train.batch_size",
+        )
+
+
+def _usable(
+    facts: ModelFacts, config: JobConfig, inventory: Inventory
+) -> tuple[auto.Format, list[Card]]:
+    """The job's number format, and every card of the pool with its reason or none."""
+    named = None if config.model.dtype == "auto" else config.model.dtype
+    wanted = Wanted(
+        floor_bytes=_floor(facts, config, named or "bfloat16"),
+        number_format=named,
+        exclude=frozenset(config.exclude_cards),
+        features=frozenset({"stage", config.method}),
+    )
+    cards = examine(inventory, wanted)
+    chosen = auto.number_format(config, [card for card in cards if not card.reason])
+    floor = _floor(facts, config, chosen.name)
+    return chosen, examine(inventory, replace(wanted, floor_bytes=floor, number_format=chosen.name))
+
+
+def _floor(
+    facts: ModelFacts, config: JobConfig, number_format: auto.Dtype
+) -> Callable[[Device], int]:
+    """The least that a card must have free: one layer of a middle stage at batch 1."""
+    if not config.memory_check:
+        return lambda _: 1
+    least = auto.settings(auto.Asked(config, facts, number_format, 1), 1, recompute=True)
+    prices = Prices(facts, least.model_copy(update={"micro_batches": 1}))
+    layer = 1 % facts.num_layers
+    return lambda device: prices.of(CardPlace(1, 3, layer, layer), device).total
+
+
+def _chosen(ask: Ask, fellows: list[FellowCards], left_out: LeftOut) -> list[FellowCards]:
+    """As many fellows as the job takes: those with the most free memory."""
+    config, layers = ask.config, ask.model.facts.num_layers
+    caps = [
+        (MAX_FELLOWS, f"a job takes at most {MAX_FELLOWS} fellows"),
+        (layers, f"the model has only {layers} layers"),
+    ]
+    if config.max_workers is not None:
+        caps.append((config.max_workers, f"max_workers is {config.max_workers}"))
+    if not config.use_all_workers:
+        caps.append(
+            (config.min_workers, f"use_all_workers is off, min_workers {config.min_workers}")
+        )
+    if _one_fellow_only(config, ask.model.facts):
+        caps.append((1, _ONE_FELLOW))
+    if ask.pins.counts:
+        caps.append((len(ask.pins.counts), f"layer_index makes {len(ask.pins.counts)} stages"))
+    most, why = min(caps, key=lambda cap: cap[0])
+    by_room = sorted(fellows, key=lambda one: (-one.free_bytes, one.fellow_id))
+    for fellow in by_room[most:]:
+        left_out.add(fellow, f"not needed: {why}")
+    return sorted(by_room[:most], key=lambda one: one.fellow_id)
+
+
+def _too_few(ask: Ask, cards: Sequence[Card], fellows: Sequence[FellowCards]) -> str:
+    reasons: dict[str, int] = {}
+    for card in cards:
+        if card.reason:
+            reasons[card.reason] = reasons.get(card.reason, 0) + 1
+    told = ", ".join(f"{count} x {reason}" for reason, count in sorted(reasons.items())[:4])
+    why = f" (cards left out: {told})" if told else ""
+    if not cards:
+        why = " (no fellow has told of a card yet)"
+    return (
+        f"not enough ready fellows: {len(fellows)} with a usable card, "
+        f"{max(1, ask.fewest)} needed{why}"
+    )

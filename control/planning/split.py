@@ -1,0 +1,223 @@
+"""Splits a model's layers over fellows, and each fellow's share over its cards, by real prices.
+
+Pure. For a given order of fellows the split is the one whose fullest card is emptiest, so it fits
+whenever any split of that order does. The order of fellows is `order_of`: one place, kept simple,
+for the exact search over subsets and orders to take over.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import groupby, pairwise
+
+from control.planning.usable import Card
+from stage_runtime.costs import CardPlace, Price, Prices
+from stage_runtime.spread import equal_counts, lay, spans
+from transport.errors import SwarmError
+
+MAX_FELLOWS = 16
+
+
+@dataclass(frozen=True)
+class FellowCards:
+    """The usable cards of one fellow, in order of their index."""
+
+    fellow_id: str
+    cards: tuple[Card, ...]
+
+    @property
+    def free_bytes(self) -> int:
+        """Over all its usable cards."""
+        return sum(card.free_bytes for card in self.cards)
+
+
+@dataclass(frozen=True)
+class PlacedCard:
+    """A card with its layers and their price."""
+
+    card: Card
+    place: CardPlace
+    price: Price
+
+    @property
+    def missing_bytes(self) -> int:
+        """How far the price runs past the card's free memory; 0 when it fits."""
+        return max(0, self.price.total - self.card.free_bytes)
+
+
+@dataclass(frozen=True)
+class Split:
+    """A whole placement: the cards of every stage, in pipeline order."""
+
+    stages: tuple[tuple[PlacedCard, ...], ...]
+
+    @property
+    def cards(self) -> list[PlacedCard]:
+        """All used cards, in pipeline order."""
+        return [card for stage in self.stages for card in stage]
+
+    @property
+    def missing_bytes(self) -> int:
+        """Over all cards; 0 when everything fits."""
+        return sum(card.missing_bytes for card in self.cards)
+
+    @property
+    def fits(self) -> bool:
+        """Whether every card holds its share."""
+        return self.missing_bytes == 0
+
+    @property
+    def fullest(self) -> PlacedCard:
+        """The card that limits the plan."""
+        return max(self.cards, key=lambda one: one.price.total / max(1, one.card.free_bytes))
+
+    @property
+    def counts(self) -> list[int]:
+        """Layers of each stage."""
+        return [sum(card.place.num_layers for card in stage) for stage in self.stages]
+
+
+@dataclass(frozen=True)
+class Pins:
+    """What the caller decided about the split."""
+
+    counts: tuple[int, ...] | None = None
+    """Layers of each stage."""
+    equal: bool = False
+
+    def for_stages(self, num_layers: int, num_stages: int) -> list[int] | None:
+        """Layers of each stage where they are decided; None where memory decides."""
+        if self.counts is not None:
+            return list(self.counts)
+        return equal_counts(num_layers, num_stages) if self.equal else None
+
+
+def fellows_of(cards: Sequence[Card]) -> list[FellowCards]:
+    """The usable cards, by fellow, in stable order."""
+    usable = [card for card in cards if not card.reason]
+    return [
+        FellowCards(fellow_id, tuple(group))
+        for fellow_id, group in groupby(usable, key=lambda card: card.fellow.fellow_id)
+    ]
+
+
+def order_of(fellows: Sequence[FellowCards]) -> list[list[FellowCards]]:
+    """Orders to try, best first: by name; with the two largest at the ends, where tables lie."""
+    stable = sorted(fellows, key=lambda one: one.fellow_id)
+    by_room = sorted(stable, key=lambda one: -one.free_bytes)
+    ends = [by_room[0], *sorted(by_room[2:], key=lambda one: one.fellow_id), *by_room[1:2]]
+    return [stable] if ends == stable else [stable, ends]
+
+
+def pins_of(layer_index: Sequence[int] | None, *, equal: bool, num_layers: int) -> Pins:
+    """The pins of a job.
+
+    Raises:
+        SwarmError: invalid-input; a boundary past the model's end.
+    """
+    if layer_index is None:
+        return Pins(equal=equal)
+    if layer_index and layer_index[-1] >= num_layers:
+        raise SwarmError(
+            "invalid-input",
+            f"layer_index puts a boundary at layer {layer_index[-1]}, "
+            f"but the model's last layer is {num_layers - 1}",
+            hint=f"boundaries lie between 1 and {num_layers - 1}",
+        )
+    edges = [0, *layer_index, num_layers]
+    return Pins(counts=tuple(b - a for a, b in pairwise(edges)))
+
+
+def split(fellows: Sequence[FellowCards], prices: Prices, pins: Pins) -> Split:
+    """Lay the whole model over these fellows in this order. At most one fellow a layer."""
+    num_layers = prices.facts.num_layers
+    counts = pins.for_stages(num_layers, len(fellows))
+    stages = [_trim(fellow, num_layers) for fellow in fellows]
+    if counts is None:
+        counts = _by_memory(stages, prices)
+    placed = []
+    for stage, (first, last) in enumerate(spans(counts)):
+        cards = _largest(stages[stage], last - first + 1)
+        placed.append(_spread(cards, prices, _Stage(stage, len(stages), first, last)))
+    return Split(tuple(placed))
+
+
+@dataclass(frozen=True)
+class _Stage:
+    index: int
+    num_stages: int
+    first_layer: int
+    last_layer: int
+
+
+def _trim(fellow: FellowCards, num_layers: int) -> tuple[Card, ...]:
+    return _largest(fellow.cards, num_layers)
+
+
+def _largest(cards: Sequence[Card], at_most: int) -> tuple[Card, ...]:
+    """No more cards than layers: those with the most room, in order of their index."""
+    kept = sorted(cards, key=lambda card: -card.free_bytes)[:at_most]
+    return tuple(card for card in cards if card in kept)
+
+
+def _by_memory(stages: Sequence[tuple[Card, ...]], prices: Prices) -> list[int]:
+    """Layers of each stage, filling every card of the pipeline to the same share."""
+    num_layers = prices.facts.num_layers
+    stages = _within(stages, num_layers)
+    seats = [(stage, i) for stage, cards in enumerate(stages) for i in range(len(cards))]
+    free = [max(1, stages[stage][i].free_bytes) for stage, i in seats]
+
+    def price(seat: int, count: int) -> int:
+        stage, i = seats[seat]
+        cards = stages[stage]
+        first = 0 if seat == 0 else _dearest_start(prices, count)
+        place = CardPlace(stage, len(stages), first, first + count - 1, i == 0, i == len(cards) - 1)
+        return prices.of(place, cards[i].device).total
+
+    laid = lay(num_layers, free, price)
+    return [
+        sum(n for n, (owner, _) in zip(laid.layers, seats) if owner == stage)
+        for stage in range(len(stages))
+    ]
+
+
+def _within(stages: Sequence[tuple[Card, ...]], num_layers: int) -> list[tuple[Card, ...]]:
+    """No more cards than layers over all stages: the smallest second cards go first."""
+    kept = [list(cards) for cards in stages]
+    while sum(map(len, kept)) > num_layers:
+        spare = [
+            (card.free_bytes, s, c)
+            for s, cards in enumerate(kept)
+            if len(cards) > 1
+            for c, card in enumerate(cards)
+        ]
+        _, stage, card = min(spare)
+        del kept[stage][card]
+    return [tuple(cards) for cards in kept]
+
+
+def _dearest_start(prices: Prices, count: int) -> int:
+    """Where a run of layers costs most: from the first layer whose window is passed."""
+    last_start = max(0, prices.facts.num_layers - count)
+    return min(last_start, max(1, prices.layer.slides_in(0, prices.facts.num_layers - 1)))
+
+
+def _spread(cards: Sequence[Card], prices: Prices, stage: _Stage) -> tuple[PlacedCard, ...]:
+    """A stage's layers over the fellow's own cards: every card to the same share."""
+    ends = len(cards) - 1
+
+    def place(i: int, first: int, count: int) -> CardPlace:
+        last = first + count - 1
+        return CardPlace(stage.index, stage.num_stages, first, last, i == 0, i == ends)
+
+    def price(i: int, count: int) -> int:
+        first = stage.first_layer if i == 0 else stage.last_layer - count + 1
+        first = max(stage.first_layer, min(first, prices.facts.num_layers - count))
+        return prices.of(place(i, first, count), cards[i].device).total
+
+    free = [max(1, card.free_bytes) for card in cards]
+    laid = lay(stage.last_layer - stage.first_layer + 1, free, price)
+    placed = []
+    for i, (first, last) in enumerate(spans(laid.layers, stage.first_layer)):
+        where = place(i, first, last - first + 1)
+        placed.append(PlacedCard(cards[i], where, prices.of(where, cards[i].device)))
+    return tuple(placed)

@@ -1,0 +1,1 @@
+"""What the leader keeps on disk: one database, one writer."""

@@ -1,0 +1,59 @@
+"""Brings a database to the newest schema: numbered SQL files, each in a transaction of its own.
+
+A copy of the file is kept before anything changes. A database that a newer Swarm wrote is refused.
+"""
+
+import contextlib
+import sqlite3
+from pathlib import Path
+
+from transport.errors import SwarmError
+
+FOLDER = Path(__file__).parent / "migrations"
+
+
+def steps(folder: Path = FOLDER) -> list[tuple[int, str]]:
+    """(version, SQL) of every migration, in order."""
+    files = sorted(folder.glob("[0-9][0-9][0-9][0-9]_*.sql"))
+    return [(int(file.name[:4]), file.read_text("utf-8")) for file in files]
+
+
+def schema_version(tx: sqlite3.Connection) -> int:
+    """The version that the database says it has; 0 when it is new."""
+    return int(tx.execute("PRAGMA user_version").fetchone()[0])
+
+
+def migrate(tx: sqlite3.Connection, path: Path, folder: Path = FOLDER) -> None:
+    """Apply what is missing.
+
+    Raises:
+        SwarmError: conflict when the database is newer than this Swarm, naming both versions.
+    """
+    have, wanted = schema_version(tx), steps(folder)
+    newest = wanted[-1][0]
+    if have > newest:
+        raise SwarmError(
+            "conflict",
+            f"{path.name} has schema version {have}; this Swarm knows up to {newest}",
+            hint="start the newer Swarm again, or restore a backup made before the upgrade",
+            facts={"schema": have, "known": newest},
+        )
+    if 0 < have < newest:
+        _keep_copy(tx, path.with_name(f"{path.name}.schema-{have}"))
+    for version, sql in wanted:
+        if version > have:
+            _apply(tx, version, sql)
+
+
+def _apply(tx: sqlite3.Connection, version: int, sql: str) -> None:
+    try:
+        tx.executescript(f"BEGIN IMMEDIATE;\n{sql}\nPRAGMA user_version = {version};\nCOMMIT;")
+    except sqlite3.Error:
+        if tx.in_transaction:
+            tx.execute("ROLLBACK")
+        raise
+
+
+def _keep_copy(tx: sqlite3.Connection, target: Path) -> None:
+    with contextlib.closing(sqlite3.connect(target)) as copy:
+        tx.backup(copy)

@@ -1,0 +1,88 @@
+"""The layout of safetensors files, read without loading them: 8 bytes of length, JSON, then data.
+
+A file is accepted whole or refused. Blocking; called in threads. No torch, no numpy.
+"""
+
+import json
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from transport.errors import SwarmError
+
+MAX_HEADER = 100_000_000  # safetensors' own limit
+WIDTHS = {
+    "F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "I32": 4, "I16": 2, "I8": 1, "U8": 1,
+    "BOOL": 1, "U16": 2, "U32": 4, "U64": 8, "F8_E4M3": 1, "F8_E5M2": 1,
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """Where a tensor lies in a safetensors file."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    start: int
+    """Absolute byte in the file."""
+    end: int
+
+
+def read_header(path: Path) -> list[Tensor]:
+    """The tensors of a safetensors file, in order of their bytes, checked whole.
+
+    Raises:
+        SwarmError: invalid-input when it is no safetensors file, has a name twice, a size that
+            does not fit its shape, a gap, an overlap, or bytes missing or left over.
+    """
+    size = path.stat().st_size
+    with path.open("rb") as handle:
+        head = handle.read(8)
+        length = struct.unpack("<Q", head)[0] if len(head) == 8 else MAX_HEADER + 1
+        if length > min(MAX_HEADER, size):
+            raise broken_file(path, "its header is missing or too long")
+        raw = handle.read(length)
+    try:
+        told = json.loads(raw, object_pairs_hook=_no_doubles)
+        tensors = [_tensor(n, t, 8 + length) for n, t in told.items() if n != "__metadata__"]
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise broken_file(path, f"its header cannot be read ({type(error).__name__})") from None
+    tensors.sort(key=lambda tensor: (tensor.start, tensor.end))
+    place = 8 + length
+    for tensor in tensors:
+        if tensor.start != place:
+            raise broken_file(path, f"tensor {tensor.name[:80]!r} does not begin where it should")
+        place = tensor.end
+    if place != size:
+        raise broken_file(path, f"it has {size} bytes and its header tells {place}")
+    return tensors
+
+
+def _no_doubles(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    told = dict(pairs)
+    if len(told) != len(pairs):
+        raise ValueError("a name is there twice")
+    return told
+
+
+def _tensor(name: str, told: Mapping[str, Any], data: int) -> Tensor:
+    shape = tuple(int(n) for n in told["shape"])
+    start, end = (int(n) for n in told["data_offsets"])
+    count = 1
+    for n in shape:
+        count *= n
+    if min((*shape, start), default=start) < 0 or end - start != count * WIDTHS[told["dtype"]]:
+        raise ValueError("size and shape differ")
+    return Tensor(name, told["dtype"], shape, data + start, data + end)
+
+
+def broken_file(path: Path, why: str) -> SwarmError:
+    """The refusal of a file that is not whole."""
+    return SwarmError(
+        "invalid-input",
+        f"{path.name} is not a whole safetensors file: {why}",
+        hint="make the file again and send it once more",
+    )

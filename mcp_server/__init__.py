@@ -1,0 +1,1 @@
+"""The doors of the leader: MCP, REST, the fellows' API and the console's files."""

@@ -1,0 +1,183 @@
+"""Starts the leader: `python -m mcp_server.main`. Says when it is ready, ends cleanly on SIGTERM.
+
+Everything heavy is imported after the port is taken, so that a wrong start is refused at once.
+"""
+
+import argparse
+import asyncio
+import json
+import signal
+import socket
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from control.settings import Settings, load
+from mcp_server.logs import start_logging
+from mcp_server.rooms import refuse_strangers
+from transport.errors import SwarmError
+
+if TYPE_CHECKING:
+    import uvicorn
+
+CLOSE_S = 4  # for requests to end; draining changes and closing the store take the rest of 10
+
+
+def main(argv: list[str] | None = None) -> int:
+    """The command line. Returns the exit code."""
+    words = sys.argv[1:] if argv is None else argv
+    try:
+        refuse_strangers()
+        if words and words[0] in ("backup", "restore"):
+            from mcp_server import backup
+
+            return backup.run(words)
+        return _lead(words)
+    except SwarmError as error:
+        sys.stderr.write(f"{error.code}: {error.message}. Next: {error.hint}\n")
+        return error.exit_code
+
+
+def _lead(words: list[str]) -> int:
+    flags = vars(_parser().parse_args(words))
+    insecure_lan, proxy = flags.pop("insecure_lan"), flags.pop("trusted_proxy")
+    settings = load(flags).settings
+    refuse_clear_text(settings.host, is_lan=insecure_lan, proxy=proxy)
+    start_logging(settings.log_level)
+    with listen(settings.host, settings.port) as listener:
+        port = listener.getsockname()[1]
+        return asyncio.run(serve(settings.model_copy(update={"port": port}), listener, proxy))
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        "swarm leader",
+        description="Run a leader. Each option is also SWARM_NAME and a line of config.toml.",
+    )
+    parser.add_argument("--host", help="address to listen on; default 127.0.0.1")
+    parser.add_argument("--port", type=int, help="0 = any free one; default 7420")
+    parser.add_argument("--data", type=Path, help="folder for everything the leader keeps")
+    parser.add_argument("--public", dest="public_url", metavar="URL", help="how others reach it")
+    parser.add_argument("--log-level", choices=("debug", "info", "warning", "error"))
+    parser.add_argument(
+        "--insecure-lan",
+        action="store_true",
+        help="serve other machines in clear text: anyone on the network can read tokens and data",
+    )
+    parser.add_argument(
+        "--trusted-proxy",
+        metavar="ADDRESS",
+        help="a reverse proxy that adds TLS; its X-Forwarded headers are believed",
+    )
+    return parser
+
+
+def refuse_clear_text(host: str, *, is_lan: bool, proxy: str | None) -> None:
+    """Refuse to serve other machines without encryption, unless that is what was said.
+
+    Raises:
+        SwarmError: invalid-input.
+    """
+    from mcp_server.access import is_loopback
+
+    if not (is_loopback(host) or is_lan or proxy):
+        raise SwarmError(
+            "invalid-input",
+            f"listening on {host} in clear text would show tokens and data to the whole network",
+            hint="put a TLS proxy before it and name it with --trusted-proxy ADDRESS, "
+            "or accept that with --insecure-lan",
+        )
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """A bound socket.
+
+    Raises:
+        SwarmError: conflict when the port is in use, invalid-input when the address is not ours.
+    """
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.socket(family)
+    try:
+        # So that a restart need not wait for old connections; a second leader is still refused.
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((host.strip("[]"), port))
+        listener.listen(512)
+    except OSError as error:
+        listener.close()
+        in_use = error.errno == 98  # EADDRINUSE
+        raise SwarmError(
+            "conflict" if in_use else "invalid-input",
+            f"port {port} on {host} is in use"
+            if in_use
+            else f"cannot listen on {host} port {port}: {error.strerror}",
+            hint="stop the program that has it, or choose another with --port"
+            if in_use
+            else "choose an address of this machine with --host",
+        ) from error
+    return listener
+
+
+async def serve(settings: Settings, listener: socket.socket, proxy: str | None) -> int:
+    """Run the leader until SIGTERM or SIGINT."""
+    import uvicorn
+    from control.leader import Leader
+
+    from mcp_server.app import Doors, build_app
+    from mcp_server.desk import Desk, doors_for
+
+    asked_to_end = _note_signals()
+    leader = await Leader.open(settings)
+    try:
+        doors: Doors = await doors_for(Desk(leader), settings)
+        config = uvicorn.Config(
+            build_app(doors),
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            proxy_headers=proxy is not None,
+            forwarded_allow_ips=proxy,
+            timeout_graceful_shutdown=CLOSE_S,
+            lifespan="on",
+        )
+        if not asked_to_end:
+            await _run(uvicorn.Server(config), doors, listener, settings)
+    finally:
+        await leader.close()
+    return 0
+
+
+async def _run(
+    server: "uvicorn.Server", doors: Any, listener: socket.socket, settings: Settings
+) -> None:
+    """Serve; say so once; end held requests and streams before connections are waited for."""
+    startup, shutdown = server.startup, server.shutdown
+
+    async def start(sockets: list[socket.socket] | None = None) -> None:
+        await startup(sockets)
+        print(json.dumps({"ready": True, "url": own_url(settings)}), flush=True)  # noqa: T201
+
+    async def stop(sockets: list[socket.socket] | None = None) -> None:
+        doors.closing.set()
+        await shutdown(sockets)
+
+    server.startup, server.shutdown = start, stop  # type: ignore[method-assign]
+    await server.serve([listener])
+
+
+def own_url(settings: Settings) -> str:
+    """How programs on this machine reach the leader."""
+    host = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(settings.host, settings.host)  # noqa: S104
+    return f"http://{f'[{host}]' if ':' in host and host[0] != '[' else host}:{settings.port}"
+
+
+def _note_signals() -> list[int]:
+    """Signals that came before the server took over, and those that it raises again at its end:
+    neither may kill a clean exit."""
+    noted: list[int] = []
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda number, _: noted.append(number))
+    return noted
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,121 @@
+"""What the doors need of the leader: a port, so that each door can be tried against a small twin.
+
+Knows the shared words only. The leader behind it is bound in mcp_server.desk.
+"""
+
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+from transport.api.operation import Answer, Operation, Scope
+from transport.cards import Heartbeat
+from transport.orders import DesiredState
+from transport.reports import JoinAsk, Joined, ReportBatch, ReportsTaken
+
+Progress = Callable[[float, float | None, str], Awaitable[None]]
+
+
+@dataclass(frozen=True)
+class Caller:
+    """A person, script or agent whose access token was good."""
+
+    token_id: str
+    name: str
+    scope: Scope
+    pools: tuple[str, ...] = ()
+    """Pools it may see; empty = all."""
+
+
+@dataclass(frozen=True)
+class Question:
+    """One call of one operation, free of the face it came through."""
+
+    operation: Operation
+    caller: Caller
+    arguments: Mapping[str, Any]
+    """JSON values, not yet checked."""
+    upload: AsyncIterator[bytes] | None = None
+    """The bytes of the operation's upload field, when they came as a stream."""
+    progress: Progress | None = None
+
+
+@dataclass(frozen=True)
+class StageKey:
+    """Whose stage of which attempt sends something."""
+
+    fellow_id: str
+    job_id: str
+    attempt: int
+    stage: int
+
+
+@dataclass(frozen=True)
+class StoredFile:
+    path: Path
+    size_bytes: int
+    sha256: str
+
+
+@dataclass(frozen=True)
+class StoredModel:
+    """A checkpoint folder of the leader's model store."""
+
+    revision: str
+    files: Mapping[str, StoredFile] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Changed:
+    """Something moved. Says what to look at again, not what it became."""
+
+    topic: str
+    """fellows, jobs or logs."""
+    pool: str
+    job_id: str | None = None
+
+
+class Office(Protocol):
+    """The leader, as its doors see it. Refusals are SwarmErrors."""
+
+    async def run(self, question: Question) -> Answer:
+        """Check scope and arguments, then do it."""
+
+    async def caller(self, secret: str) -> Caller | None:
+        """Whose access token this is; None when unknown, revoked or expired."""
+
+    async def caller_by_id(self, token_id: str) -> Caller | None:
+        """The same by id, for a signed-in browser."""
+
+    async def fellow(self, credential: str) -> str | None:
+        """The fellow_id of a fellow's credential; None when unknown or removed."""
+
+    async def join(self, ask: JoinAsk) -> Joined: ...
+
+    async def heartbeat(self, fellow_id: str, beat: Heartbeat) -> DesiredState: ...
+
+    async def wait_orders(self, fellow_id: str, since: int, timeout_s: float) -> DesiredState:
+        """The desired state, as soon as its revision is above `since` or the time is over."""
+
+    async def take_reports(self, fellow_id: str, batch: ReportBatch) -> ReportsTaken: ...
+
+    async def take_adapter(
+        self, key: StageKey, chunks: AsyncIterator[bytes], promised_sha256: str
+    ) -> None:
+        """Keep a stage's trained tensors, streamed; the same bytes again change nothing.
+
+        Refused before a byte is read when it is not this fellow's stage of the running attempt,
+        and afterwards when what arrived is not what was promised.
+        """
+
+    async def token_file(self, fellow_id: str, digest: str) -> StoredFile | None: ...
+
+    async def model(self, fellow_id: str, name: str) -> StoredModel | None: ...
+
+    async def adapter_file(self, job_id: str, name: str) -> StoredFile | None: ...
+
+    async def records_file(self, job_id: str) -> Path | None: ...
+
+    def changes(self) -> AbstractAsyncContextManager[AsyncIterator[Changed]]:
+        """Every change from now on; never blocks the leader: a slow reader loses the oldest."""

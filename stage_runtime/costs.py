@@ -1,0 +1,301 @@
+"""Prices a share of a model on a card, before anything is loaded.
+
+Pure arithmetic on model facts: no torch, no network, no clock. The planner asks here before
+a job starts and the stage asks here again when it loads; both get one answer.
+Tensor terms are counted against real stages in tests; workspace is an allowance, not a count.
+Does not know quantized weights, mixtures of experts, compression and the KV cache yet.
+"""
+
+from dataclasses import dataclass
+from functools import cached_property
+
+from stage_runtime.layer_costs import NUMBER_BYTES, LayerCosts
+from stage_runtime.model_facts import ModelFacts
+from transport.cards import CardKind
+from transport.orders import TrainSettings
+
+# A CUDA context, cuBLAS handles and kernels' own buffers: 300-600 MB a process on cards of the
+# last ten years, and 3-10 % that the allocator loses to fragments.
+GPU_CONTEXT_BYTES = 600_000_000
+GPU_FRAGMENTS = 0.05
+# A CPU card counts tensors only: nothing but a margin for what a step has never shown.
+CPU_MARGIN_BYTES = 8_000_000
+CPU_FRAGMENTS = 0.02
+
+LOGIT_CHUNK_BYTES = 182_000_000
+"""Float32 logits and their softmax that exist at once in the loss: 150 tokens at 151,936 words."""
+
+
+@dataclass(frozen=True)
+class Device:
+    """What of a card's kind changes a price."""
+
+    kind: CardKind
+    flash: bool = True
+    """Shared key-value heads stay shared in the attention kernel (CUDA: from Ampere on)."""
+
+
+@dataclass(frozen=True)
+class CardPlace:
+    """What a card runs: layers of a stage, and whether the stage begins or ends on it."""
+
+    stage: int
+    num_stages: int
+    first_layer: int
+    last_layer: int
+    """Inclusive, global; first_layer - 1 when the card holds no layer."""
+    takes_input: bool = True
+    """The stage's input arrives on this card; on the first stage it holds the embeddings."""
+    gives_output: bool = True
+    """The stage's output leaves from this card; the last stage's holds the head and the loss."""
+
+    @property
+    def num_layers(self) -> int:
+        """Layers on the card."""
+        return self.last_layer - self.first_layer + 1
+
+    @property
+    def embeds(self) -> bool:
+        """Whether the input embeddings lie here."""
+        return self.stage == 0 and self.takes_input
+
+    @property
+    def heads(self) -> bool:
+        """Whether the output head and the loss are computed here."""
+        return self.stage == self.num_stages - 1 and self.gives_output
+
+
+@dataclass(frozen=True)
+class Price:
+    """Bytes on one card at the peak of a step, by what they are for."""
+
+    weights: int
+    embeddings: int
+    """Input embeddings, head, and the receive buffers of all micro-batches."""
+    activations: int
+    gradients: int
+    optimizer: int
+    lora: int
+    """The adapters themselves."""
+    workspace: int
+    """The device's context, kernels and fragments: an allowance that no tensor count shows."""
+
+    @property
+    def tensor_bytes(self) -> int:
+        """What a count of live tensors shows at the peak."""
+        held = self.weights + self.embeddings + self.lora + self.optimizer
+        return held + self.activations + self.gradients
+
+    @property
+    def total(self) -> int:
+        """All that the card must have free."""
+        return self.tensor_bytes + self.workspace
+
+
+def loss_chunk_tokens(vocab: int) -> int:
+    """Tokens of logits that exist at once: 149 at a vocabulary of 151,936, more below it."""
+    return max(16, min(1024, LOGIT_CHUNK_BYTES // (8 * vocab)))
+
+
+def runs_1f1b(settings: TrainSettings, num_stages: int) -> bool:
+    """Whether 1F1B can run: it refuses fewer micro-batches than stages, GPipe takes its place."""
+    return settings.schedule == "1f1b" and settings.micro_batches >= num_stages
+
+
+def live_micro_batches(settings: TrainSettings, stage: int, num_stages: int) -> int:
+    """Micro-batches whose activations a stage holds at once."""
+    if runs_1f1b(settings, num_stages):
+        return min(num_stages - stage, settings.micro_batches)
+    return settings.micro_batches
+
+
+@dataclass(frozen=True)
+class Prices:
+    """Prices of a model under one job's settings. Make one, ask often: it remembers its layers."""
+
+    facts: ModelFacts
+    settings: TrainSettings
+
+    @cached_property
+    def layer(self) -> LayerCosts:
+        """Prices of one block."""
+        return LayerCosts(self.facts, self.settings)
+
+    @cached_property
+    def rows(self) -> int:
+        """Sequences in a micro-batch."""
+        return self.settings.batch_size // self.settings.micro_batches
+
+    @cached_property
+    def tokens(self) -> int:
+        """Tokens in a micro-batch."""
+        return self.rows * self.settings.seq_len
+
+    @cached_property
+    def hidden_bytes(self) -> int:
+        """One micro-batch of hidden states, as it crosses a boundary."""
+        return self.tokens * self.facts.hidden * self.layer.number_bytes
+
+    @cached_property
+    def weight_bytes(self) -> int:
+        """Of one parameter in memory: a full fine-tune keeps float32 and computes in its format."""
+        return 4 if self.settings.method == "full" else NUMBER_BYTES[self.settings.dtype]
+
+    def of(self, place: CardPlace, device: Device) -> Price:
+        """The price of a place on a card at the peak of a step."""
+        trained = self._trained_params(place)
+        live = live_micro_batches(self.settings, place.stage, place.num_stages)
+        activations, gradients = self._peak(place, device, live, 4 * trained)
+        full = self.settings.method == "full"
+        lora = 0 if full else 4 * trained
+        tensors = 0 if full else place.num_layers * self.layer.adapter_tensors
+        price = Price(
+            weights=self._weights(place),
+            embeddings=self._tables(place) + self._buffers(place),
+            activations=activations,
+            gradients=gradients,
+            # Two float32 moments for each parameter, and a step counter for each tensor.
+            optimizer=8 * trained + 4 * tensors,
+            lora=lora,
+            workspace=0,
+        )
+        return _with_workspace(price, device, self._kernel_bytes(place))
+
+    def _weights(self, place: CardPlace) -> int:
+        layers = self.facts.layer_params[place.first_layer : place.last_layer + 1]
+        norm = self.facts.final_norm_params if place.heads else 0
+        return self.weight_bytes * (sum(layers) + norm)
+
+    def _table_params(self, place: CardPlace) -> int:
+        shared = self.facts.tied and place.embeds and place.heads
+        table = self.facts.vocab * self.facts.hidden if shared else 0
+        return (
+            place.embeds * self.facts.embedding_params
+            + place.heads * self.facts.head_params
+            - table
+        )
+
+    def _tables(self, place: CardPlace) -> int:
+        return self.weight_bytes * self._table_params(place)
+
+    def _buffers(self, place: CardPlace) -> int:
+        """Receive buffers of all micro-batches, live or not; token ids and targets at the ends."""
+        parts = self.settings.micro_batches
+        first, last = place.stage == 0, place.stage == place.num_stages - 1
+        ids = 8 * self.tokens
+        taken = place.takes_input * (ids if first else self.hidden_bytes)
+        given = place.gives_output * (ids if last else self.hidden_bytes)
+        return parts * (taken + given)
+
+    def _trained_params(self, place: CardPlace) -> int:
+        if self.settings.method == "lora":
+            return place.num_layers * self.layer.adapter_params
+        layers = self.facts.layer_params[place.first_layer : place.last_layer + 1]
+        norm = self.facts.final_norm_params if place.heads else 0
+        return sum(layers) + norm + self._table_params(place)
+
+    def _peak(
+        self, place: CardPlace, device: Device, live: int, all_gradients: int
+    ) -> tuple[int, int]:
+        """(activations, gradients) at the moment of a step in which they weigh most together."""
+        each, top = self.held(place, device), self._top(place)
+        moments = [((live - 1) * each + self._table_gradient(place), all_gradients)]
+        if self.settings.micro_batches > live:
+            moments.append((live * each + top, all_gradients))
+        else:
+            # Every micro-batch waits before the first backward: gradients come, activations go.
+            layers = max(1, place.num_layers)
+            layer, others = each // layers, all_gradients - all_gradients // layers
+            moments.append((live * each + top, 0))
+            moments.append(((live - 1) * each + layer + top, others))
+            moments.append(((live - 1) * each + layer // 2, all_gradients))
+        return max(moments, key=sum)
+
+    def _table_gradient(self, place: CardPlace) -> int:
+        """A second whole gradient of the embeddings, before it is added to the first."""
+        shared = self.facts.tied and place.heads
+        twice = place.embeds and (self.settings.micro_batches > 1 or shared)
+        full = self.settings.method == "full"
+        return 4 * self.facts.embedding_params if twice and full else 0
+
+    def held(self, place: CardPlace, device: Device) -> int:
+        """Bytes that one micro-batch keeps on the card from its forward to its backward."""
+        kept = self._kept_by_layers(place, device)
+        kept += self._rotary(place)
+        if place.gives_output:
+            kept += self._kept_by_loss() if place.heads else self.hidden_bytes
+        arrives = place.takes_input and place.stage > 0 and place.num_layers > 0
+        copied = self.facts.learned_positions
+        if arrives and (self.layer.keeps_input or (self.settings.recompute and not copied)):
+            kept -= self.hidden_bytes  # it is the receive buffer, counted there
+        return max(0, kept)
+
+    def _kept_by_layers(self, place: CardPlace, device: Device) -> int:
+        layers = range(place.first_layer, place.last_layer + 1)
+        if self.settings.recompute:
+            return self.hidden_bytes * len(layers)
+        kept = sum(self._kept_by_layer(layer, device) for layer in layers)
+        if 0 in layers and self.settings.method == "lora":
+            kept -= self.tokens * self.layer.unkept_by_first_block
+        return kept
+
+    def _kept_by_layer(self, layer: int, device: Device) -> int:
+        return self.layer.saved_by_layer(layer, self.rows, flash=device.flash)
+
+    def _kept_by_loss(self) -> int:
+        """Final norm, its output, the gradient made in forward, and the places of the targets."""
+        norm = self.tokens * self.layer.final_norm_per_token
+        full = self.settings.method == "full"
+        head = 4 * self.facts.head_params if full else 0  # its gradient, made in forward too
+        return norm + 2 * self.hidden_bytes + 8 * self.tokens + head
+
+    def _rotary(self, place: CardPlace) -> int:
+        if self.facts.learned_positions or not place.num_layers:
+            return 0
+        kinds = len(set(self.facts.layer_types[place.first_layer : place.last_layer + 1]))
+        kinds = kinds if self.facts.family.wide_norm else 1
+        size = 2 * self.settings.seq_len * self.facts.head_size
+        return kinds * size * self.layer.number_bytes
+
+    def _top(self, place: CardPlace) -> int:
+        """The most that a moment needs above what is kept: a block's backward, or the loss."""
+        top = self.tokens * self.layer.top_per_token if place.num_layers else 0
+        if self.settings.recompute and place.num_layers:
+            slides = self.layer.slides_in(place.first_layer, place.last_layer)
+            top += self.layer.saved_by_layer(slides, self.rows, flash=False)
+        return max(top, self._loss_top()) if place.heads else top
+
+    def _loss_top(self) -> int:
+        chunk = min(self.settings.loss_chunk_tokens, self.tokens)
+        # Float32 logits and their softmax; 16-bit layers take the gradient once more in 16 bits.
+        # From the second chunk on, the gradient of the one before is still there.
+        each = 8 if self.layer.number_bytes == 4 else 10
+        each = 12 if self.tokens > chunk else each
+        weight = 0
+        if self.settings.method == "full":
+            # One chunk's product for the head's gradient; in 16 bits the head is cast as well.
+            b = self.layer.number_bytes
+            weight = (b if b == 4 else 2 * b) * self.facts.head_params
+        return chunk * self.facts.vocab * each + self.hidden_bytes + weight
+
+    def _kernel_bytes(self, place: CardPlace) -> int:
+        """Buffers inside the attention's backward kernel, of one layer."""
+        per_token = 4 * self.facts.heads + 8 * self.facts.query_width
+        return self.tokens * per_token if place.num_layers else 0
+
+
+def _with_workspace(price: Price, device: Device, kernel_bytes: int) -> Price:
+    tensors = price.tensor_bytes
+    if device.kind == "cpu":
+        workspace = CPU_MARGIN_BYTES + int(CPU_FRAGMENTS * tensors)
+    else:
+        workspace = GPU_CONTEXT_BYTES + int(GPU_FRAGMENTS * tensors) + kernel_bytes
+    return Price(
+        weights=price.weights,
+        embeddings=price.embeddings,
+        activations=price.activations,
+        gradients=price.gradients,
+        optimizer=price.optimizer,
+        lora=price.lora,
+        workspace=workspace,
+    )

@@ -1,0 +1,171 @@
+"""Cross entropy from hidden states, a few hundred tokens of logits at a time.
+
+Logits of a whole batch never exist: at a vocabulary of 152,064 they would outweigh everything
+else on the card. Rows without a supervised target are not computed at all.
+"""
+
+# N = positions with a target, D = hidden width, V = vocabulary, C = tokens of one chunk
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from stage_runtime.load import Head
+
+IGNORED = -100
+"""A position without a supervised target."""
+
+
+@dataclass(frozen=True)
+class _How:
+    chunk_tokens: int
+    scale: float
+    softcap: float | None
+    with_grad: bool
+
+
+class _ChunkedSum(torch.autograd.Function):
+    """Sum of cross entropies times `scale`; the gradients are made in forward, chunk by chunk."""
+
+    @staticmethod
+    def forward(  # noqa: PLR0913 - what autograd hands over is a flat list
+        ctx: Any,
+        hidden_ND: Tensor,
+        weight_VD: Tensor,
+        bias_V: Tensor | None,
+        target_N: Tensor,
+        how: "_How",
+        total: Tensor,
+    ) -> Tensor:
+        wants_hidden, wants_weight, wants_bias = (
+            needed and how.with_grad for needed in ctx.needs_input_grad[:3]
+        )
+        weight = weight_VD.to(hidden_ND.dtype)
+        grad_hidden = torch.empty_like(hidden_ND) if wants_hidden else None
+        grad_weight = torch.zeros_like(weight_VD) if wants_weight else None
+        grad_bias = torch.zeros_like(bias_V) if wants_bias and bias_V is not None else None
+        for start in range(0, hidden_ND.shape[0], how.chunk_tokens):
+            rows = slice(start, start + how.chunk_tokens)
+            hidden_CD = hidden_ND[rows]
+            logits_CV, cap_CV = _logits(hidden_CD, weight, bias_V, how.softcap)
+            total += _cross_entropies(logits_CV, target_N[rows]).sum(dtype=torch.float64)
+            if grad_hidden is None and grad_weight is None:
+                continue
+            grad_CV = _logit_grads(logits_CV, target_N[rows], how.scale, cap_CV)
+            grad_CV = grad_CV.to(hidden_CD.dtype)
+            if grad_hidden is not None:
+                torch.mm(grad_CV, weight, out=grad_hidden[rows])
+            if grad_weight is not None:
+                grad_weight += grad_CV.T @ hidden_CD
+            if grad_bias is not None:
+                grad_bias += grad_CV.sum(0)
+        ctx.grads = (grad_hidden, grad_weight, grad_bias)
+        return (total * how.scale).to(torch.float32)
+
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: Tensor) -> Any:
+        (grad_loss,) = grad_outputs
+        grads = ctx.grads
+        del ctx.grads
+        scaled = [None if one is None else one.mul_(grad_loss.to(one.dtype)) for one in grads]
+        return (*scaled, None, None, None)
+
+
+def _logits(
+    hidden_CD: Tensor, weight_VD: Tensor, bias_V: Tensor | None, softcap: float | None
+) -> tuple[Tensor, Tensor | None]:
+    """Logits in float32, and the softcap's derivative where there is one."""
+    logits = hidden_CD @ weight_VD.T
+    if bias_V is not None:
+        logits = logits + bias_V.to(logits.dtype)
+    if softcap is None:
+        return logits.float(), None
+    bent = torch.tanh(logits / softcap)
+    return (bent * softcap).float(), (1 - bent * bent).float()
+
+
+def _cross_entropies(logits_CV: Tensor, target_C: Tensor) -> Tensor:
+    picked = logits_CV.gather(1, target_C[:, None]).squeeze(1)
+    return torch.logsumexp(logits_CV, dim=1) - picked
+
+
+def _logit_grads(logits_CV: Tensor, target_C: Tensor, scale: float, cap: Tensor | None) -> Tensor:
+    """(softmax - one hot) * scale, in the logits' own memory's place."""
+    grads = torch.softmax(logits_CV, dim=1)
+    grads[torch.arange(len(target_C), device=grads.device), target_C] -= 1
+    grads *= scale
+    return grads if cap is None else grads.mul_(cap)
+
+
+def chunked_cross_entropy(
+    hidden_ND: Tensor, head: Head, target_N: Tensor, *, chunk_tokens: int, scale: float
+) -> tuple[Tensor, Tensor]:
+    """(scale * sum of cross entropies, the sum alone in float64).
+
+    hidden_ND: any float dtype, only positions with a target. The loss is float32 and carries
+    gradients to hidden_ND and to the head's weights that require them. Nothing to sum gives 0.
+    """
+    total = torch.zeros((), dtype=torch.float64, device=hidden_ND.device)
+    how = _How(chunk_tokens, scale, head.softcap, torch.is_grad_enabled())
+    loss = _ChunkedSum.apply(hidden_ND, head.weight, head.bias, target_N, how, total)
+    return loss, total
+
+
+@dataclass
+class Tally:
+    """What a step or an evaluation added up."""
+
+    loss_sum: float = 0.0
+    tokens: int = 0
+    correct: int = 0
+    empty_micro_batches: int = 0
+
+
+@dataclass
+class StageLoss:
+    """The schedule's loss function on the last stage: knows the step's number of targets.
+
+    Called once a micro-batch with the last stage's output and the targets. In evaluation it counts
+    right guesses and returns no gradient.
+    """
+
+    head: Head
+    chunk_tokens: int
+    num_targets: int = 1
+    """Supervised targets of the whole step: the divisor of every micro-batch's sum."""
+    evaluating: bool = False
+    tally: Tally = field(default_factory=Tally)
+
+    def begin(self, num_targets: int, *, evaluating: bool = False) -> None:
+        """Start counting a new step or evaluation."""
+        self.num_targets, self.evaluating, self.tally = num_targets, evaluating, Tally()
+
+    def __call__(self, hidden_BTD: Tensor, target_BT: Tensor) -> Tensor:
+        target = target_BT.reshape(-1).to(hidden_BTD.device)
+        (places,) = torch.nonzero(target != IGNORED, as_tuple=True)
+        hidden_ND = hidden_BTD.reshape(-1, hidden_BTD.shape[-1])[places]
+        target_N = target[places]
+        loss, total = chunked_cross_entropy(
+            hidden_ND,
+            self.head,
+            target_N,
+            chunk_tokens=self.chunk_tokens,
+            scale=1.0 / max(1, self.num_targets),
+        )
+        self.tally.loss_sum += float(total)
+        self.tally.tokens += len(target_N)
+        self.tally.empty_micro_batches += len(target_N) == 0
+        if self.evaluating:
+            self.tally.correct += sum(self._right_guesses(hidden_ND, target_N))
+        return loss
+
+    def _right_guesses(self, hidden_ND: Tensor, target_N: Tensor) -> Iterator[int]:
+        head = self.head
+        weight_VD = head.weight.to(hidden_ND.dtype)
+        for start in range(0, len(target_N), self.chunk_tokens):
+            rows = slice(start, start + self.chunk_tokens)
+            logits_CV, _ = _logits(hidden_ND[rows], weight_VD, head.bias, head.softcap)
+            yield int((logits_CV.argmax(dim=1) == target_N[rows]).sum())

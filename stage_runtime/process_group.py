@@ -1,0 +1,541 @@
+"""The c10d process group over which torch's pipelining engine talks to the neighbouring stages.
+
+Only send and recv exist, each to the stage before or after this one. Every tensor is held against
+the plan before a byte of it is used: dtype, shape, step, micro-batch and direction must be the
+expected ones. Metadata tensors (int64, uint8), from which the engine would unpickle a neighbour's
+bytes, are in no plan; a shape vote other than 1 is an error. Does not know models or schedules.
+
+    links = PipelineLinks.open(LinkName(job_id, attempt, stage, stage), num_stages, "127.0.0.1")
+    ... report links.endpoint, receive Links ...
+    links.connect(neighbours)
+    group = make_group(order, links, [TensorKind(torch.float32, (B, T, D))])
+    stage = PipelineStage(module, order.stage, order.num_stages, device, input_args=...,
+                          output_args=..., group=group)   # static examples, requires_grad set
+    for step in ...:
+        group.begin_step(step)                    # before every schedule.step() and .eval()
+        schedule.step(...)
+        totals = group.exchange([squared_norm, num_non_finite, loss_sum, num_tokens])
+        report(wait_s=group.wait_s - before)
+    group.close()
+
+In the forward and backward of a stage call `group.check()` between blocks: it serves the links
+and raises when the run must stop. From other threads only `fail` and `pause` may be called.
+All failures are SwarmError; once failed, every later call raises the first error again.
+"""
+
+import os
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from struct import pack, unpack
+from typing import Any, Final, NamedTuple, Protocol
+
+import torch
+import torch.distributed as dist
+import zmq
+from torch import Tensor
+from torch._C._distributed_c10d import HashStore
+
+from transport.errors import SwarmError
+from transport.frames import MAX_CONTROL_VALUES, VOTE, Direction, FrameRefused, Header, Kind
+from transport.link import Link, LinkFailed, poller_of
+from transport.orders import StageOrder
+
+BACKEND: Final = "swarm"
+_POLL_S: Final = 0.25
+"""The longest single poll: how late a grace period that ends unseen is noticed."""
+_NAMES: Final = {
+    torch.float32: "float32",
+    torch.bfloat16: "bfloat16",
+    torch.float16: "float16",
+    torch.int8: "int8",
+    torch.int32: "int32",
+    torch.float64: "float64",
+    torch.uint8: "uint8",
+    torch.int64: "int64",
+}
+
+
+class TensorKind(NamedTuple):
+    """A dtype and shape that may cross a boundary, as activation and as gradient."""
+
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+
+
+_VOTE_KIND: Final = TensorKind(torch.int32, (1,))
+
+
+class Paused(SwarmError):
+    """This stage was told to stop; the worker exits with 4."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__("stage-failed", f"paused: {reason}", facts={"echo": True})
+
+
+class NeighbourLinks(Protocol):
+    """The links of a stage: `transport.direct.PipelineLinks`, or loopback ones in tests."""
+
+    previous: Link | None
+    next: Link | None
+
+    def close(self, drain_s: float = 2.0) -> None:
+        """Close both, giving each up to drain_s to deliver."""
+
+
+@dataclass(eq=False)
+class _Awaited:
+    """A frame that must come next from a peer, and what to do with its payload."""
+
+    expected: Header
+    take: Callable[[memoryview], None]
+    is_done: bool = False
+
+
+@dataclass(eq=False)
+class _Peer:
+    """A neighbour: its link, what was asked of it, and where in the step both directions are."""
+
+    link: Link
+    stage: int
+    inward: Direction
+    outward: Direction
+    awaited: deque[_Awaited] = field(default_factory=deque)
+    num_received: int = 0
+    """Micro-batches whose recv was posted in this step."""
+    num_sent: int = 0
+
+
+class _SendWork(dist.Work):
+    """A queued frame. Done once it is inside the window, whatever the peer computes."""
+
+    def __init__(self, group: "SwarmGroup", peer: _Peer, sequence: int) -> None:
+        super().__init__()
+        self._group, self._peer, self._sequence = group, peer, sequence
+
+    def is_completed(self) -> bool:
+        return self._peer.link.is_clear(self._sequence)
+
+    def wait(self, timeout: timedelta = timedelta(0)) -> bool:
+        """True, or raises SwarmError. `timeout` is ignored: the job's link_timeout_s holds."""
+        what = f"room to send frame {self._sequence}"
+        return self._group.wait_until(self.is_completed, self._peer, lambda: what)
+
+
+class _RecvWork(dist.Work):
+    """A posted receive."""
+
+    def __init__(self, group: "SwarmGroup", peer: _Peer, awaited: _Awaited) -> None:
+        super().__init__()
+        self._group, self._peer, self._awaited = group, peer, awaited
+
+    def is_completed(self) -> bool:
+        return self._awaited.is_done
+
+    def wait(self, timeout: timedelta = timedelta(0)) -> bool:
+        """True, or raises SwarmError. `timeout` is ignored: the job's link_timeout_s holds."""
+        return self._group.wait_until(
+            self.is_completed, self._peer, lambda: _describe(self._peer, self._awaited.expected)
+        )
+
+
+class SwarmGroup(dist.ProcessGroup):
+    """A process group of one pipeline; rank = stage. Made by `make_group`.
+
+    Args:
+        stage, num_stages: rank and size.
+        links: owned from now on.
+        boundaries: every kind of tensor that the plan lets across this stage's boundaries.
+        link_timeout_s: the longest wait for one frame.
+    """
+
+    def __init__(
+        self,
+        stage: int,
+        num_stages: int,
+        links: NeighbourLinks,
+        boundaries: Collection[TensorKind],
+        link_timeout_s: float,
+    ) -> None:
+        super().__init__(stage, num_stages)  # type: ignore[call-arg]  # torch's stub lacks this one
+        self._stage, self._num_stages = stage, num_stages
+        self._links = links
+        self._boundaries = frozenset(boundaries)
+        self._timeout_s = link_timeout_s
+        self._peers: dict[int, _Peer] = {}
+        self._add(links.previous, stage - 1, Direction.FORWARD, Direction.BACKWARD)
+        self._add(links.next, stage + 1, Direction.BACKWARD, Direction.FORWARD)
+        self._step = 0
+        self._wait_s = 0.0
+        self._lock = threading.Lock()
+        self._error: SwarmError | None = None
+        self._has_told = False
+        self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._poller = poller_of((peer.link for peer in self._peers.values()), self._wake_fd)
+        self._is_closed = False
+
+    def _add(self, link: Link | None, stage: int, inward: Direction, outward: Direction) -> None:
+        if link is not None:
+            self._peers[stage] = _Peer(link, stage, inward, outward)
+
+    # --- what the engine calls ---
+
+    def getBackendName(self) -> str:  # noqa: N802 (torch's name)
+        """The name under which torch knows this group."""
+        return BACKEND
+
+    def shutdown(self) -> None:
+        """torch calls this when it destroys the group; `close` does the work."""
+
+    def send(self, tensors: list[Tensor], dst: int, tag: int) -> dist.Work:
+        """Queue one planned tensor for a neighbour. The tensor is free to change at once.
+
+        Raises:
+            SwarmError: the group has failed, or the tensor is not in the plan.
+        """
+        self._raise_if_failed()
+        peer, (tensor,) = self._peers[dst], tensors
+        header = self._header(tensor, peer.outward, peer.num_sent)
+        if header.micro_batch == VOTE:
+            self._check_vote(int(tensor.item()), "this stage")
+        else:
+            peer.num_sent += 1
+        return _SendWork(self, peer, peer.link.send(header, _bytes_of(tensor)))
+
+    def recv(self, tensors: list[Tensor], src: int, tag: int) -> dist.Work:
+        """Post a receive of one planned tensor from a neighbour; frames match in posting order.
+
+        Raises:
+            SwarmError: the group has failed, or the tensor is not in the plan.
+        """
+        self._raise_if_failed()
+        peer, (tensor,) = self._peers[src], tensors
+        header = self._header(tensor, peer.inward, peer.num_received)
+        peer.num_received += header.micro_batch != VOTE
+
+        def take(payload: memoryview) -> None:
+            _fill(tensor.detach(), payload)
+            if header.micro_batch == VOTE:
+                self._check_vote(int(tensor.item()), f"stage {src}")
+
+        awaited = _Awaited(header, take)
+        peer.awaited.append(awaited)
+        return _RecvWork(self, peer, awaited)
+
+    # --- what the stage calls ---
+
+    def begin_step(self, step: int) -> None:
+        """Count micro-batches from 0; frames carry this step from now on.
+
+        Call it on every stage with the same number, before each `schedule.step` and `.eval`
+        (an evaluation repeats the number of the step it follows).
+        """
+        self.check()
+        self._step = step
+        for peer in self._peers.values():
+            peer.num_received = peer.num_sent = 0
+
+    def exchange(self, values: Sequence[float], timeout_s: float | None = None) -> list[float]:
+        """Sum float64 values over all stages: up the chain in stage order, the totals back down.
+
+        The order of addition is ((stage 0 + stage 1) + stage 2) + ..., so every stage gets the
+        same bits. NaN and infinity pass. Also a barrier: nobody leaves before all have entered.
+
+        Args:
+            values: 1..64 numbers, the same count on every stage.
+            timeout_s: instead of the job's link_timeout_s, for example while others still load.
+        """
+        self._raise_if_failed()
+        assert 0 < len(values) <= MAX_CONTROL_VALUES
+        totals = [float(value) for value in values]
+        before = self._peers.get(self._stage - 1)
+        after = self._peers.get(self._stage + 1)
+        if before:
+            partial = self._receive_values(before, len(totals), timeout_s)
+            totals = [theirs + ours for theirs, ours in zip(partial, totals, strict=True)]
+        if after:
+            self._send_values(after, totals)
+            totals = self._receive_values(after, len(totals), timeout_s)
+        if before:
+            self._send_values(before, totals)
+        return totals
+
+    def check(self) -> None:
+        """Serve the links without waiting; raise if the run must stop. For block guards."""
+        self._serve()
+        self._raise_if_failed()
+
+    def fail(self, error: SwarmError) -> None:
+        """Stop: every pending and later wait raises `error` (the first one told). Any thread."""
+        with self._lock:
+            if self._error is None:
+                self._error = error
+            if not self._is_closed:
+                os.eventfd_write(self._wake_fd, 1)
+
+    def pause(self, reason: str) -> None:
+        """Stop on order: like `fail(Paused(reason))`. Any thread."""
+        self.fail(Paused(reason))
+
+    def close(self, drain_s: float = 2.0) -> None:
+        """Deliver what was sent (or, after a failure, tell the neighbours why), and close.
+
+        Takes at most 2 * drain_s + 1 s. Idempotent; destroys torch's default group if it is this.
+        """
+        if self._is_closed:
+            return
+        if self._error is not None:
+            self._tell_neighbours(self._error)
+        self._links.close(0.0 if self._error is not None else drain_s)
+        with self._lock:
+            self._is_closed = True
+            if self._error is None:
+                self._error = SwarmError("stage-failed", "the group is closed")
+            os.close(self._wake_fd)
+        if dist.is_initialized() and dist.group.WORLD is self:
+            dist.destroy_process_group()
+
+    @property
+    def process_group(self) -> dist.ProcessGroup:
+        """What PipelineStage takes as its group."""
+        return self
+
+    @property
+    def error(self) -> SwarmError | None:
+        """The first failure, None while all is well."""
+        return self._error
+
+    @property
+    def wait_s(self) -> float:
+        """Seconds this stage has waited on its links since the group was made."""
+        return self._wait_s
+
+    @property
+    def sent_bytes(self) -> int:
+        """Whole frames handed to the links since the start, resent ones included."""
+        return sum(peer.link.counts.sent_bytes for peer in self._peers.values())
+
+    @property
+    def received_bytes(self) -> int:
+        """Whole frames received since the start, dropped ones included."""
+        return sum(peer.link.counts.received_bytes for peer in self._peers.values())
+
+    def wait_until(
+        self,
+        is_done: Callable[[], bool],
+        peer: _Peer,
+        what: Callable[[], str],
+        timeout_s: float | None = None,
+    ) -> bool:
+        """Serve the links until is_done; the time counts as waiting.
+
+        Raises:
+            SwarmError: the first failure, or that `what` did not come within the timeout.
+        """
+        start, began_at = time.monotonic(), datetime.now(UTC)
+        deadline = start + (self._timeout_s if timeout_s is None else timeout_s)
+        try:
+            while True:
+                self._serve()
+                self._raise_if_failed()
+                if is_done():
+                    return True
+                left_s = deadline - time.monotonic()
+                if left_s <= 0:
+                    self.fail(_too_late(peer, what(), start, began_at))
+                    continue
+                self._rest(min(left_s, _POLL_S))
+        finally:
+            self._wait_s += time.monotonic() - start
+
+    # --- inside ---
+
+    def _header(self, tensor: Tensor, direction: Direction, micro_batch: int) -> Header:
+        """What the frame of this tensor says; refuses a tensor that no plan announces."""
+        kind = TensorKind(tensor.dtype, tuple(tensor.shape))
+        if kind == _VOTE_KIND:
+            micro_batch = VOTE
+        elif kind not in self._boundaries:
+            self._refuse(f"the engine asks to move {_name(kind)}, which the plan does not announce")
+        return Header(
+            Kind.DATA, b"", 0, step=self._step, micro_batch=micro_batch, direction=direction,
+            dtype=_NAMES[kind.dtype], shape=kind.shape,
+        )  # fmt: skip
+
+    def _check_vote(self, vote: int, who: str) -> None:
+        if vote != 1:
+            self._refuse(f"{who} votes {vote} on static shapes; only 1 is allowed")
+
+    def _refuse(self, reason: str) -> None:
+        error = FrameRefused(reason)
+        self.fail(error)
+        self._raise_if_failed()
+
+    def _send_values(self, peer: _Peer, values: Sequence[float]) -> None:
+        header = self._control_header(peer.outward, len(values))
+        peer.link.send(header, pack(f"<{len(values)}d", *values))
+
+    def _receive_values(self, peer: _Peer, count: int, timeout_s: float | None) -> list[float]:
+        values: list[float] = []
+        awaited = _Awaited(
+            self._control_header(peer.inward, count),
+            lambda payload: values.extend(unpack(f"<{count}d", payload)),
+        )
+        peer.awaited.append(awaited)
+        self.wait_until(
+            lambda: awaited.is_done, peer, lambda: _describe(peer, awaited.expected), timeout_s
+        )
+        return values
+
+    def _control_header(self, direction: Direction, count: int) -> Header:
+        return Header(
+            Kind.CONTROL, b"", 0, step=self._step, direction=direction,
+            dtype="float64", shape=(count,),
+        )  # fmt: skip
+
+    def _serve(self) -> None:
+        """Move frames; a failure of a link or a refused frame becomes the group's error."""
+        if self._error is not None:
+            return
+        try:
+            for peer in self._peers.values():
+                peer.link.service()
+                self._deliver(peer)
+                if peer.link.failure is not None:
+                    raise peer.link.failure
+                if peer.awaited and peer.link.has_left:
+                    raise LinkFailed(
+                        f"stage {peer.stage} has ended; this stage still needs "
+                        f"{_describe(peer, peer.awaited[0].expected)}"
+                    )
+        except SwarmError as error:
+            self.fail(error)
+
+    def _deliver(self, peer: _Peer) -> None:
+        while peer.awaited and (frame := peer.link.receive()) is not None:
+            awaited = peer.awaited.popleft()
+            difference = _difference(frame.header, awaited.expected)
+            if difference:
+                raise FrameRefused(
+                    f"stage {peer.stage} sent {difference} where "
+                    f"{_describe(peer, awaited.expected)} was due"
+                )
+            awaited.take(frame.payload)
+            awaited.is_done = True
+
+    def _rest(self, seconds: float) -> None:
+        """Sleep until a link or another thread has something, telling what was used up first."""
+        for peer in self._peers.values():
+            peer.link.acknowledge()
+        try:
+            self._poller.poll(round(seconds * 1000) + 1)
+        except zmq.ZMQError as error:
+            raise LinkFailed(f"the links cannot be polled: {error}") from error
+
+    def _raise_if_failed(self) -> None:
+        if self._error is None:
+            return
+        self._tell_neighbours(self._error)
+        raise self._error
+
+    def _tell_neighbours(self, error: SwarmError) -> None:
+        if not self._has_told:
+            self._has_told = True
+            for peer in self._peers.values():
+                peer.link.pause(error.message)
+
+
+def make_group(
+    order: StageOrder, links: NeighbourLinks, boundaries: Collection[TensorKind]
+) -> SwarmGroup:
+    """Make the group of a stage and install it as torch's default process group.
+
+    Args:
+        order: stage, num_stages and settings.link_timeout_s are read.
+        links: connected ones (`links.connect` was called); the group closes them.
+        boundaries: what may cross, normally one TensorKind: (sequences of a micro-batch,
+            seq_len, hidden width) in settings.dtype.
+    """
+    group = SwarmGroup(
+        order.stage, order.num_stages, links, boundaries, order.settings.link_timeout_s
+    )
+    install(group)
+    return group
+
+
+def install(group: SwarmGroup) -> None:
+    """Make `group` torch's default process group. Nothing is exchanged with other processes."""
+    dist.Backend.register_backend(
+        BACKEND, lambda _options, _more: group, extended_api=True, devices=["cpu", "cuda"]
+    )
+    dist.init_process_group(BACKEND, store=HashStore(), rank=group.rank(), world_size=group.size())
+
+
+def find_cause(error: BaseException | None) -> SwarmError | None:
+    """The SwarmError inside what the engine raised: it wraps errors of forward and backward."""
+    seen: set[int] = set()
+    while error is not None and id(error) not in seen:
+        if isinstance(error, SwarmError):
+            return error
+        seen.add(id(error))
+        error = error.__cause__ or error.__context__
+    return None
+
+
+def _difference(header: Header, expected: Header) -> str:
+    """How a frame differs from the one that is due; "" when it does not."""
+
+    def told(h: Header) -> tuple[Any, ...]:
+        return (h.kind, h.direction, h.step, h.micro_batch, h.dtype, h.shape)
+
+    if told(header) == told(expected):
+        return ""
+    return (
+        f"{header.kind.name} {header.direction.name} {header.dtype}{list(header.shape)} "
+        f"(step {header.step}, micro-batch {header.micro_batch})"
+    )
+
+
+def _describe(peer: _Peer, header: Header) -> str:
+    """A frame in words: "the gradients of micro-batch 2 of step 5 (frame 37)"."""
+    if header.kind is Kind.CONTROL:
+        what = "the sums"
+    elif header.micro_batch == VOTE:
+        what = "the shape vote"
+    else:
+        name = "activations" if header.direction is Direction.FORWARD else "gradients"
+        what = f"the {name} of micro-batch {header.micro_batch}"
+    return f"{what} of step {header.step} ({header.dtype}{list(header.shape)})"
+
+
+def _too_late(peer: _Peer, what: str, start: float, began_at: datetime) -> LinkFailed:
+    link = peer.link
+    state = "connected" if link.is_up else f"not connected ({link.trouble or 'no contact yet'})"
+    return LinkFailed(
+        f"waited {time.monotonic() - start:.1f} s, since {began_at:%H:%M:%S} UTC, for {what} "
+        f"from stage {peer.stage}, next frame {link.expected}; it is {state}",
+        hint="see that stage's log; if it is only slow, raise link_timeout_s",
+    )
+
+
+def _name(kind: TensorKind) -> str:
+    return f"{str(kind.dtype).removeprefix('torch.')}{list(kind.shape)}"
+
+
+def _bytes_of(tensor: Tensor) -> memoryview:
+    """The tensor's values as bytes on the CPU; no copy when they lie there in order."""
+    flat = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
+    return flat.numpy().data
+
+
+def _fill(target: Tensor, payload: memoryview) -> None:
+    """Copy bytes into a tensor of exactly that many."""
+    if target.device.type == "cpu" and target.is_contiguous():
+        target.reshape(-1).view(torch.uint8).numpy().data[:] = payload
+        return
+    staged = torch.empty(target.shape, dtype=target.dtype)
+    _fill(staged, payload)
+    target.copy_(staged)

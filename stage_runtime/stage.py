@@ -1,0 +1,189 @@
+"""One stage as PyTorch's pipeline sees it: tokens or hidden states in, hidden states out.
+
+Wraps each block: a guard that stops computing when the pipeline has failed, the dropout's seed,
+recompute, and the move to the block's card. Does not know links, data or updates.
+"""
+
+# B = sequences of a micro-batch, T = tokens, D = hidden width
+
+import hashlib
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
+from torch.utils.checkpoint import checkpoint
+
+from stage_runtime.load import LoadedStage
+from transport.orders import StageOrder, TrainSettings
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+@dataclass
+class Moment:
+    """Where training is: what dropout is drawn from."""
+
+    seed: int
+    step: int = 0
+    micro_batch: int = -1
+
+    def begin_step(self, step: int) -> None:
+        """The next forward is the step's first micro-batch."""
+        self.step, self.micro_batch = step, -1
+
+    def dropout_seed(self, layer: int) -> int:
+        """A pure function of (seed, step, micro-batch, global layer)."""
+        text = f"{self.seed}:{self.step}:{self.micro_batch}:{layer}"
+        return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") >> 1
+
+
+@dataclass(frozen=True)
+class BlockPlan:
+    """What every block of a stage shares."""
+
+    moment: Moment
+    guard: Callable[[], None]
+    """Raises when the pipeline has failed; called at every block, forward and backward."""
+    enter_card: Callable[[int], None]
+    """Told the card whose block computes now."""
+    recompute: bool
+    dropout: bool
+
+
+class Block(nn.Module):
+    """A decoder block with its guard, dropout seed, recompute and card."""
+
+    def __init__(
+        self, inner: nn.Module, layer: int, plan: BlockPlan, card: int, device: torch.device
+    ) -> None:
+        super().__init__()
+        self.inner = inner
+        self.layer = layer
+        self.plan = plan
+        self.card = card
+        self.device = device
+
+    def __getattr__(self, name: str) -> Any:
+        """Families ask their blocks for attributes such as attention_type."""
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            return getattr(super().__getattr__("inner"), name)
+
+    def forward(self, hidden_BTD: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        self._enter()
+        args, kwargs = _on(self.device, args), _on(self.device, kwargs)
+        hidden_BTD = hidden_BTD.to(self.device)
+        seed = self.plan.moment.dropout_seed(self.layer) if self._drops() else None
+
+        def run(hidden: Tensor) -> Tensor:
+            if seed is not None:
+                torch.manual_seed(seed)
+            output = self.inner(hidden, *args, **kwargs)
+            assert isinstance(output, Tensor)
+            return output
+
+        if self.plan.recompute and torch.is_grad_enabled():
+            output = checkpoint(run, hidden_BTD, use_reentrant=False, preserve_rng_state=False)
+        else:
+            output = run(hidden_BTD)
+        assert isinstance(output, Tensor)
+        if output.requires_grad:
+            output.register_hook(self._before_backward)
+        return output
+
+    def _drops(self) -> bool:
+        return self.plan.dropout and self.training
+
+    def _enter(self) -> None:
+        self.plan.guard()
+        self.plan.enter_card(self.card)
+
+    def _before_backward(self, _grad: Tensor) -> None:
+        self._enter()
+
+
+def _on(device: torch.device, value: Any) -> Any:
+    """The same nested arguments with every tensor on the device."""
+    if isinstance(value, Tensor):
+        return value.to(device)
+    if isinstance(value, (tuple, list)):
+        return type(value)(_on(device, one) for one in value)
+    if isinstance(value, dict):
+        return {key: _on(device, one) for key, one in value.items()}
+    return value
+
+
+def wrap_blocks(
+    stage: LoadedStage, plan: BlockPlan, places: list[tuple[int, torch.device]]
+) -> None:
+    """Put each block of the stage into a Block; `places` has (card, device) of each."""
+    blocks = stage.blocks
+    for local, (card, device) in enumerate(places):
+        layer = stage.span.first_layer + local
+        blocks[local] = Block(blocks[local].to(device), layer, plan, card, device)
+
+
+class StageModule(nn.Module):
+    """What PipelineStage runs: (B, T) int64 tokens or (B, T, D) hidden -> (B, T, D) hidden.
+
+    The last stage gives hidden states after the final norm, in the layers' dtype; the head is in
+    the loss. Others give what crosses the boundary, in the settings' dtype.
+    """
+
+    def __init__(self, stage: LoadedStage, moment: Moment, settings: TrainSettings) -> None:
+        super().__init__()
+        self.body = stage.body
+        self.is_first, self.is_last = stage.span.is_first, stage.span.is_last
+        self.moment = moment
+        self.dtype = DTYPES[settings.dtype]
+        # A full fine-tune keeps float32 weights and computes in the settings' dtype.
+        self.autocast = settings.method == "full" and self.dtype != torch.float32
+
+    def forward(self, given: Tensor) -> Tensor:
+        self.moment.micro_batch += 1
+        name = "input_ids" if self.is_first else "inputs_embeds"
+        with self._computing(given.device):
+            hidden = self.body(**{name: given}, use_cache=False).last_hidden_state
+        assert isinstance(hidden, Tensor)
+        return hidden.to(self.dtype)
+
+    def _computing(self, device: torch.device) -> AbstractContextManager[Any]:
+        return torch.autocast(device.type, self.dtype) if self.autocast else nullcontext()
+
+
+def pipeline_stage(
+    module: StageModule, order: StageOrder, hidden: int, device: torch.device, group: Any
+) -> PipelineStage:
+    """The stage with shapes fixed from the order: nothing is ever learnt from a neighbour."""
+    settings = order.settings
+    rows = settings.batch_size // settings.micro_batches
+    tokens_BT = torch.empty((rows, settings.seq_len), dtype=torch.int64, device="meta")
+    # Only examples that require grad make the engine send gradients; tokens have none.
+    hidden_BTD = torch.empty(
+        (rows, settings.seq_len, hidden), dtype=module.dtype, device="meta", requires_grad=True
+    )
+    return PipelineStage(
+        module,
+        order.stage,
+        order.num_stages,
+        device,
+        input_args=(tokens_BT if order.is_first else hidden_BTD,),
+        output_args=(hidden_BTD,),
+        group=group,
+    )
+
+
+def schedule_for(
+    stage: PipelineStage, order: StageOrder, loss: Callable[..., Tensor]
+) -> Schedule1F1B | ScheduleGPipe:
+    """1F1B where it can run; GPipe when asked for, or with fewer micro-batches than stages."""
+    settings = order.settings
+    one_f_one_b = settings.schedule == "1f1b" and settings.micro_batches >= order.num_stages
+    kind = Schedule1F1B if one_f_one_b else ScheduleGPipe
+    # A sum over the step's targets: micro-batches add up to the whole batch without scaling.
+    return kind(stage, settings.micro_batches, loss_fn=loss, scale_grads=False)

@@ -1,0 +1,292 @@
+"""The run of one stage: load, evaluate, step, evaluate, save. Tells each as a report.
+
+Gets an order, files and a group; gives reports and a file. Does not know processes, channels or
+how the links came about.
+"""
+
+import logging
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from stage_runtime.adapters import digest_of, make_trainable
+from stage_runtime.batches import Batch, Sequences, indices_of_step, open_sequences
+from stage_runtime.card_memory import CardMeter, device_of
+from stage_runtime.checkpoint import Checkpoint
+from stage_runtime.checkpoint_share import StageSpan
+from stage_runtime.costs import CardPlace, Device, Prices
+from stage_runtime.evaluate import evaluate, num_evaluated
+from stage_runtime.load import LoadedStage, load_stage
+from stage_runtime.loss import StageLoss
+from stage_runtime.optim import adamw
+from stage_runtime.process_group import TensorKind
+from stage_runtime.result import SavedFile, save_trained
+from stage_runtime.stage import (
+    DTYPES,
+    BlockPlan,
+    Moment,
+    StageModule,
+    pipeline_stage,
+    schedule_for,
+    wrap_blocks,
+)
+from stage_runtime.stage_group import StageGroup, torch_group
+from stage_runtime.step import RunningStage, StepOutcome, run_step
+from transport.errors import SwarmError
+from transport.orders import StageOrder
+from transport.reports import Evaluated, MemoryMeasured, StageLoaded, StepDone
+from transport.units import human_bytes
+
+log = logging.getLogger(__name__)
+
+COUNTED_STEPS = 2
+"""Steps whose every storage is counted: shapes are fixed, so the peak lies in them."""
+Report = Callable[..., None]
+
+
+@dataclass
+class LoadedRun:
+    """A stage in memory that has no group yet."""
+
+    order: StageOrder
+    stage: LoadedStage
+    meter: CardMeter
+    devices: list[torch.device]
+    trained: dict[str, torch.nn.Parameter]
+    sequences: Sequences | None
+    """On the first and the last stage."""
+
+
+def span_of(order: StageOrder) -> StageSpan:
+    """The order's layers and its place in the pipeline."""
+    return StageSpan(order.first_layer, order.last_layer, order.is_first, order.is_last)
+
+
+def load(
+    order: StageOrder, checkpoint: Checkpoint, token_file: Path | None, report: Report, fetched: int
+) -> LoadedRun:
+    """Read the stage's share onto its cards, make what trains, and tell StageLoaded.
+
+    Raises:
+        SwarmError: cannot-fit before anything is allocated; whatever the files are refused for.
+        torch.OutOfMemoryError: a card's budget is passed after all.
+    """
+    started = time.monotonic()
+    _refuse_unlike(order, checkpoint)
+    devices = [device_of(card) for card in order.cards]
+    priced = _price(order, checkpoint, devices)
+    meter = CardMeter(order.cards, devices)
+    dtype = torch.float32 if order.settings.method == "full" else DTYPES[order.settings.dtype]
+    with meter.counting():
+        stage = load_stage(checkpoint, span_of(order), dtype)
+        trained = make_trainable(stage, order.settings)
+        _place(stage, order, meter, devices)
+    sequences = None
+    if token_file is not None:
+        vocab = checkpoint.facts.vocab
+        sequences = open_sequences(token_file, order.tokens, order.settings.seq_len, vocab)
+    report(
+        StageLoaded,
+        weight_bytes=meter.held_bytes(),
+        priced_bytes=priced,
+        load_s=time.monotonic() - started,
+        downloaded_bytes=fetched,
+        adapters_digest=digest_of(trained),
+    )
+    return LoadedRun(order, stage, meter, devices, trained, sequences)
+
+
+def _refuse_unlike(order: StageOrder, checkpoint: Checkpoint) -> None:
+    if order.num_layers != checkpoint.facts.num_layers:
+        raise SwarmError(
+            "plan-changed",
+            f"the order is for a model of {order.num_layers} layers, the files hold "
+            f"{checkpoint.facts.num_layers}",
+            hint="plan again",
+        )
+    longest = checkpoint.facts.max_positions
+    if checkpoint.facts.learned_positions and longest and order.settings.seq_len > longest:
+        raise SwarmError(
+            "invalid-input",
+            f"seq_len is {order.settings.seq_len}, but this model has {longest} positions",
+            hint=f"use a seq_len of at most {longest}",
+        )
+
+
+def _price(order: StageOrder, checkpoint: Checkpoint, devices: list[torch.device]) -> int:
+    """Price the share again on these very cards.
+
+    Raises:
+        SwarmError: cannot-fit; with both numbers.
+    """
+    prices = Prices(checkpoint.facts, order.settings)
+    total = 0
+    for place, card in enumerate(order.cards):
+        price = prices.of(
+            CardPlace(
+                stage=order.stage,
+                num_stages=order.num_stages,
+                first_layer=card.first_layer,
+                last_layer=card.last_layer,
+                takes_input=place == 0,
+                gives_output=place == len(order.cards) - 1,
+            ),
+            _device(devices[place]),
+        )
+        total += price.tensor_bytes
+        if price.tensor_bytes > card.budget_bytes:
+            raise SwarmError(
+                "cannot-fit",
+                f"this stage would hold {human_bytes(price.tensor_bytes)} on card {card.index}, "
+                f"whose budget is {human_bytes(card.budget_bytes)}",
+                hint="lower seq_len or batch_size, or turn recompute on; then plan again",
+                facts={"needed_bytes": price.tensor_bytes, "budget_bytes": card.budget_bytes},
+            )
+    return total
+
+
+def _device(device: torch.device) -> Device:
+    if device.type == "cpu":
+        return Device("cpu")
+    return Device("cuda", flash=torch.cuda.get_device_capability(device) >= (8, 0))
+
+
+def _place(
+    stage: LoadedStage, order: StageOrder, meter: CardMeter, devices: list[torch.device]
+) -> None:
+    """Move each part to its card and count it there: embeddings first, norm and head last."""
+    first, last = 0, len(order.cards) - 1
+    for card, share in enumerate(order.cards):
+        for layer in range(share.first_layer, share.last_layer + 1):
+            block = stage.blocks[layer - stage.span.first_layer].to(devices[card])
+            meter.move(block.parameters(), card)
+    blocks = stage.layers_name
+    for name, child in stage.body.named_children():
+        if name != blocks:
+            ends = name == stage.facts.family.final_norm.split(".")[-1]
+            card = last if ends else first
+            meter.move(child.to(devices[card]).parameters(), card)
+    if stage.head is not None:
+        meter.move(stage.head.to(devices[last]).parameters(), last)
+
+
+def boundary_of(run: LoadedRun) -> TensorKind:
+    """The one kind of tensor that crosses this stage's boundaries."""
+    settings = run.order.settings
+    rows = settings.batch_size // settings.micro_batches
+    shape = (rows, settings.seq_len, run.stage.facts.hidden)
+    return TensorKind(DTYPES[settings.dtype], shape)
+
+
+def train(run: LoadedRun, group: StageGroup, report: Report, work_folder: Path) -> SavedFile:
+    """Run the whole training of the stage; returns its saved result.
+
+    Raises:
+        SwarmError, torch.OutOfMemoryError: possibly inside what the engine raises.
+    """
+    order, meter = run.order, run.meter
+    with meter.counting():
+        stage = _assemble(run, group)
+        if order.evaluate_base:
+            _evaluate(run, stage, "base", 0, report)
+    for step in range(1, order.settings.steps + 1):
+        _one_step(run, stage, step, report)
+        if step == min(COUNTED_STEPS, order.settings.steps):
+            _tell_memory(meter, report)
+        if _is_due(order, step):
+            _evaluate(run, stage, "during", step, report)
+    _evaluate(run, stage, "trained", order.settings.steps, report)
+    _tell_memory(meter, report)
+    return save_trained(work_folder, order, run.trained)
+
+
+def _assemble(run: LoadedRun, group: StageGroup) -> RunningStage:
+    order, settings = run.order, run.order.settings
+    moment = Moment(settings.seed)
+    dropout = settings.lora.dropout if settings.lora is not None else 0.0
+    plan = BlockPlan(moment, group.check, run.meter.enter_card, settings.recompute, dropout > 0)
+    places = [
+        (card, run.devices[card])
+        for card, share in enumerate(order.cards)
+        for _ in range(share.first_layer, share.last_layer + 1)
+    ]
+    wrap_blocks(run.stage, plan, places)
+    module = StageModule(run.stage, moment, settings)
+    first = run.devices[0]
+    engine = pipeline_stage(module, order, run.stage.facts.hidden, first, torch_group(group))
+    loss = None
+    if run.stage.head is not None:
+        loss = StageLoss(run.stage.head, settings.loss_chunk_tokens)
+    return RunningStage(
+        order=order,
+        module=module,
+        group=group,
+        schedule=schedule_for(engine, order, loss or _no_loss),
+        loss=loss,
+        trained=run.trained,
+        optimizer=adamw(run.trained, first),
+        device=first,
+    )
+
+
+def _no_loss(*_: Any) -> torch.Tensor:
+    """The engine trains a stage only if it has a loss function, which the last one alone calls."""
+    raise AssertionError("only the last stage computes a loss")
+
+
+def _one_step(run: LoadedRun, stage: RunningStage, step: int, report: Report) -> None:
+    batch = _batch(run, step)
+    if step <= COUNTED_STEPS:
+        with run.meter.counting():
+            outcome = run_step(stage, step, batch)
+    else:
+        outcome = run_step(stage, step, batch)
+        run.meter.check_resident()
+    _tell_step(outcome, report)
+
+
+def _batch(run: LoadedRun, step: int) -> Batch | None:
+    if run.sequences is None:
+        return None
+    settings = run.order.settings
+    indices = indices_of_step(
+        settings.seed, step, settings.batch_size, run.order.tokens.train_sequences
+    )
+    return run.sequences.batch(indices, settings.seq_len)
+
+
+def _tell_step(outcome: StepOutcome, report: Report) -> None:
+    if outcome.skipped:
+        why = "no supervised token" if not outcome.supervised_tokens else "a gradient not finite"
+        log.warning("step %d: the update was skipped: %s", outcome.step, why)
+    report(StepDone, **vars(outcome))
+
+
+def _is_due(order: StageOrder, step: int) -> bool:
+    every = order.settings.eval_every_steps
+    return every > 0 and step % every == 0 and step < order.settings.steps
+
+
+def _evaluate(run: LoadedRun, stage: RunningStage, moment: str, step: int, report: Report) -> None:
+    if num_evaluated(run.order) == 0:
+        return
+    found = evaluate(stage, run.sequences, step)
+    if found is None:
+        return
+    if not math.isfinite(found.loss):
+        raise SwarmError(
+            "stage-failed",
+            f"the held-out loss after step {step} is not a finite number",
+            hint="train in float32 or bfloat16" if step == 0 else "lower the learning rate",
+        )
+    report(Evaluated, moment=moment, step=step, **vars(found))
+
+
+def _tell_memory(meter: CardMeter, report: Report) -> None:
+    for peak in meter.peaks():
+        report(MemoryMeasured, **vars(peak))

@@ -1,0 +1,154 @@
+"""The fellows table and the log: keyboard, filters, selection, windowing, foreign text."""
+
+import re
+
+from playwright.sync_api import Page, expect
+
+from tests.browser.conftest import Open
+from tests.browser.pool_twin import Leader
+from tests.browser.sample_pool import JOB, NOW, a_fellow, a_line, a_run, training
+
+HOSTILE = "<img src=x onerror=alert(1)>"
+
+
+def log_region(page: Page) -> None:
+    expect(page.get_by_role("log")).to_be_visible()
+
+
+def test_the_table_has_caption_and_scopes_and_an_offline_fellow_no_last_values(
+    open_page: Open, leader: Leader
+) -> None:
+    off = a_fellow(1, status="offline", step=17, loss=3.2, last_seen_at=NOW - 190, causes=["away"])
+    leader.twin.fellows = [a_fellow(0), off]
+    page = open_page()
+    table = page.get_by_role("table", name="Fellows of the pool")
+    expect(table.locator("thead th[scope=col]")).to_have_count(12)
+    row = table.get_by_role("row", name=re.compile("borealis"))
+    expect(row).to_contain_text("3 min ago")
+    expect(row).to_contain_text("away")
+    for column in ("memory", "traffic", "step", "loss"):
+        unknown = row.locator(f"[data-column={column}] .unknown")
+        expect(unknown).to_have_attribute("title", "the fellow is offline")
+
+
+def test_filters_count_and_select(open_page: Open, leader: Leader) -> None:
+    leader.twin.fellows = [a_fellow(0), a_fellow(1, status="offline"), a_fellow(2)]
+    page = open_page()
+    page.get_by_role("radio", name="Offline 1").check()
+    rows = page.get_by_role("table", name="Fellows of the pool").locator("tbody tr")
+    expect(rows).to_have_count(1)
+    page.get_by_role("radio", name="Training 0").check()
+    expect(page.get_by_text("No fellow is in this state.")).to_be_visible()
+    page.get_by_role("radio", name="All 3").check()
+    expect(rows).to_have_count(3)
+
+
+def test_a_fellow_is_selected_by_keyboard_and_the_mark_survives_a_refresh(
+    open_page: Open, leader: Leader
+) -> None:
+    a_run(leader.twin)
+    page = open_page()
+    log_region(page)
+    name = page.get_by_role("button", name="cedar")
+    name.focus()
+    page.keyboard.press("Enter")
+    row = page.locator("tr.selectable", has=name)
+    expect(row).to_have_attribute("aria-current", "true")
+    expect(page.get_by_label("Stage", exact=True)).to_have_value("2")
+    leader.tell("fellows", fellows=[*training((18, 18, 18)), a_fellow(0, fellow_id="f-dddddddd")])
+    expect(page.locator("tr.selectable")).to_have_count(4)
+    expect(row).to_have_attribute("aria-current", "true")
+    expect(row).to_contain_text("18")
+    expect(name).to_be_focused()
+
+
+def test_foreign_names_and_lines_stay_text(open_page: Open, leader: Leader) -> None:
+    a_run(leader.twin)
+    leader.twin.fellows = [a_fellow(0, untrusted_hostname=HOSTILE)]
+    leader.twin.lines = {JOB: [a_line(0, text=f"\u001b[31m{HOSTILE}\u001b[0m")]}
+    page = open_page()
+    expect(page.get_by_role("button", name=HOSTILE)).to_be_visible()
+    expect(page.locator(".log-text")).to_have_text(HOSTILE)
+    expect(page.locator("main img")).to_have_count(0)
+
+
+def test_a_long_log_is_windowed_and_walked_by_keyboard(open_page: Open, leader: Leader) -> None:
+    a_run(leader.twin)
+    leader.twin.lines = {JOB: [a_line(number) for number in range(150)]}
+    page = open_page()
+    log_region(page)
+    for start in range(150, 5400, 175):
+        more = [a_line(number) for number in range(start + 175)]
+        leader.tell("logs", lines={JOB: more})
+        expect(page.locator(".log-row").last).to_be_attached()
+        expect(page.get_by_text(f"step {start + 174}:", exact=False).last).to_be_attached()
+        if start > 1200:
+            break
+    assert page.locator(".log-row").count() < 100
+    region = page.get_by_role("log")
+    region.focus()
+    page.keyboard.press("Home")
+    expect(page.get_by_text("step 0:", exact=False)).to_be_visible()
+    page.keyboard.press("End")
+    expect(region.locator(".log-text").last).to_be_visible()
+
+
+def test_scrolling_up_pauses_the_follow_and_jump_resumes_it(
+    open_page: Open, leader: Leader
+) -> None:
+    a_run(leader.twin)
+    leader.twin.lines = {JOB: [a_line(number) for number in range(100)]}
+    page = open_page()
+    log_region(page)
+    expect(page.get_by_role("button", name="Following")).to_be_visible()
+    page.get_by_role("log").focus()
+    page.keyboard.press("Home")
+    expect(page.get_by_role("button", name="Jump to latest")).to_be_visible()
+    leader.tell("logs", lines={JOB: [a_line(number) for number in range(107)]})
+    jump = page.get_by_role("button", name="Jump to latest (7 new)")
+    expect(jump).to_be_visible()
+    jump.click()
+    expect(page.get_by_role("button", name="Following")).to_be_visible()
+    expect(page.get_by_text("step 106:", exact=False)).to_be_visible()
+
+
+def test_levels_are_counted_and_copy_takes_all_that_pass(open_page: Open, leader: Leader) -> None:
+    a_run(leader.twin)
+    lines = [
+        a_line(n, "error" if n in (3, 90) else "warning" if n == 5 else "info") for n in range(100)
+    ]
+    leader.twin.lines = {JOB: lines}
+    page = open_page(permissions=["clipboard-read", "clipboard-write"])
+    log_region(page)
+    page.get_by_role("radio", name="Warnings 1").check()
+    expect(page.locator(".log-row")).to_have_count(1)
+    page.get_by_role("radio", name="Errors 2").check()
+    expect(page.locator(".log-row")).to_have_count(2)
+    page.get_by_role("region", name=re.compile("^Log of")).get_by_role(
+        "button", name="Copy"
+    ).click()
+    expect(page.get_by_role("button", name="Copied")).to_be_visible()
+    copied = page.evaluate("navigator.clipboard.readText()").splitlines()
+    assert [line.split(" ", 1)[1] for line in copied] == [
+        f"stage 2 error {lines[n].untrusted_text}" for n in (3, 90)
+    ]
+
+
+def test_clear_empties_the_view_and_close_ends_the_subscription(
+    open_page: Open, leader: Leader
+) -> None:
+    a_run(leader.twin)
+    page = open_page()
+    log_region(page)
+    page.get_by_role("button", name="Clear").click()
+    expect(page.get_by_text("No lines yet.")).to_be_visible()
+    leader.tell("logs", lines={JOB: [a_line(number) for number in range(41)]})
+    expect(page.locator(".log-row")).to_have_count(1)
+    with page.expect_request(re.compile("/api/v1/events")) as asked:
+        page.get_by_role("button", name="Close").click()
+    assert "job_id" not in asked.value.url
+    expect(page.get_by_text("The log is closed.")).to_be_visible()
+    with page.expect_request(re.compile("/api/v1/events")) as again:
+        page.get_by_role("button", name="Open the log").click()
+    assert f"job_id={JOB}" in again.value.url
+    expect(page.get_by_role("log")).to_be_focused()

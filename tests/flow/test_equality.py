@@ -1,0 +1,41 @@
+"""A split run equals one process: a spread of tests/oracle/equality_table.py."""
+
+import pytest
+
+from tests.oracle.grid import TOLERANCE, Ground, Point, measure
+from tests.oracle.stages import Workers
+
+SPREAD = [
+    Point("llama", 1, 1),
+    Point("llama", 2, 4),
+    Point("llama", 3, 4, layout="ragged"),
+    Point("llama", 3, 2, clips=False),  # GPipe: fewer micro-batches than stages
+    Point("llama-untied-72", 5, 4),  # as many stages as layers
+    Point("llama-untied-72", 2, 4, method="full", layout="ragged"),
+    Point("llama-untied-72", 3, 2, method="full", clips=False),
+    Point("llama", 1, 2, method="full", layout="ragged"),  # tied, alone: one shared parameter
+    Point("qwen3", 2, 1, layout="ragged", clips=False),
+    Point("qwen3", 3, 4),
+    Point("gpt2", 2, 2),
+    Point("gpt2", 3, 4, layout="ragged", clips=False),
+    Point("gemma3", 2, 4, layout="ragged"),
+    Point("gemma3", 3, 1),
+    Point("mistral", 3, 4),
+    Point("qwen2", 2, 4),
+    Point("gpt_neox", 2, 2),
+    Point("phi", 3, 4),
+    Point("llama", 2, 4, changes=(("recompute", True),)),
+    Point("llama", 2, 4, changes=(("schedule", "gpipe"),)),
+]
+
+
+@pytest.mark.parametrize("point", SPREAD, ids=str)
+def test_twenty_steps_over_stages_equal_one_process(
+    workers: Workers, ground: Ground, point: Point
+) -> None:
+    found = measure(workers, ground, point)
+    assert found.loss <= TOLERANCE
+    assert found.norm <= TOLERANCE
+    assert found.held_out <= TOLERANCE
+    if point.layout == "ragged" and point.micro_batches == 4:
+        assert found.empty_micro_batches > 0

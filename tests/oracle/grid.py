@@ -1,0 +1,203 @@
+"""The grid of runs that must equal one process, and how one of them is compared."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from transformers.utils import logging as transformers_logging
+
+from stage_runtime.batches import Sequences, open_sequences
+from stage_runtime.families import FAMILIES
+from tests.oracle import one_process
+from tests.oracle.checkpoints import TINY, VOCAB, write_tiny_model
+from tests.oracle.stages import Case, Run, Workers, model_folder, run_to_end
+from tests.oracle.tokens import packed_text, ragged_chat
+from transport.orders import LoraSettings, TokenFile, TrainSettings
+from transport.reports import Evaluated, StepDone
+
+SEQ_LEN = 24
+BATCH = 4
+STEPS = 20
+TOLERANCE = 1e-5
+CLIP = 0.05
+"""Far below the norms of these runs: it acts in every step."""
+TIED = ("llama", "qwen3", "gemma3", "gpt2")
+
+
+@dataclass(frozen=True)
+class Point:
+    """One run of the grid."""
+
+    model: str
+    stages: int
+    micro_batches: int = 4
+    method: str = "lora"
+    clips: bool = True
+    layout: str = "packed"
+    changes: tuple[tuple[str, Any], ...] = ()
+    """Further settings that differ from the usual."""
+
+    def __str__(self) -> str:
+        clip = "clipped" if self.clips else "unclipped"
+        more = "".join(f"-{key}={value}" for key, value in self.changes)
+        return (
+            f"{self.model}-{self.method}-{self.layout}-{clip}"
+            f"-{self.stages}x{self.micro_batches}{more}"
+        )
+
+    @property
+    def reference(self) -> tuple[Any, ...]:
+        """What one process needs to know: neither stages nor micro-batches."""
+        return (self.model, self.method, self.clips, self.layout, self.changes)
+
+
+def num_layers_of(model: str) -> int:
+    """Layers of a tiny model."""
+    _, values = TINY[model]
+    return int(values.get("num_hidden_layers", values.get("n_layer", 0)))
+
+
+def whole_grid() -> list[Point]:
+    """Every point: families x stages x micro-batches x clip x data x method."""
+    points = []
+    for model in TINY:
+        for method in ("lora", "full"):
+            counts = (1, 2, 3, num_layers_of(model)) if model == "llama-untied-72" else (1, 2, 3)
+            counts = (1,) if method == "full" and model in TIED else counts
+            points += [
+                Point(model, stages, micro_batches, method, clips, layout)
+                for layout in ("packed", "ragged")
+                for clips in (True, False)
+                for stages in counts
+                for micro_batches in (1, 2, 4)
+            ]
+    return points
+
+
+@dataclass
+class Ground:
+    """The cache folder of a session, and the references computed so far."""
+
+    cache: Path
+    references: dict[tuple[Any, ...], one_process.Reference] = field(default_factory=dict)
+    files: dict[str, TokenFile] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        transformers_logging.disable_progress_bar()
+        transformers_logging.set_verbosity_error()
+
+    def model(self, name: str) -> Path:
+        """The folder of a tiny model, written when first asked for."""
+        folder = model_folder(self.cache, name)
+        if not folder.exists():
+            write_tiny_model(folder, name)
+        return folder
+
+    def tokens(self, layout: str) -> TokenFile:
+        """The token file of a layout."""
+        if layout not in self.files:
+            self.files[layout] = (
+                packed_text(self.cache, seq_len=SEQ_LEN, sequences=40)
+                if layout == "packed"
+                else ragged_chat(self.cache, seq_len=SEQ_LEN, rows=40)
+            )
+        return self.files[layout]
+
+    def sequences(self, layout: str) -> Sequences:
+        """The same file, opened."""
+        file = self.tokens(layout)
+        path = self.cache / "tokens" / f"{file.digest}.safetensors"
+        return open_sequences(path, file, SEQ_LEN, VOCAB)
+
+    def settings(self, point: Point) -> TrainSettings:
+        """The settings of a point."""
+        family = FAMILIES[TINY[point.model][0]]
+        targets = [*family.attention, *family.mlp[-1:]]
+        lora = LoraSettings(rank=4, alpha=8.0, dropout=0.0, target_modules=targets)
+        values: dict[str, Any] = {
+            "method": point.method,
+            "lora": lora if point.method == "lora" else None,
+            "dtype": "float32",
+            "steps": STEPS,
+            "seq_len": SEQ_LEN,
+            "batch_size": BATCH,
+            "micro_batches": point.micro_batches,
+            "schedule": "1f1b",
+            "learning_rate": 3e-3 if point.method == "lora" else 3e-4,
+            "lr_schedule": "cosine",
+            "warmup_steps": 2,
+            "max_grad_norm": CLIP if point.clips else 0.0,
+            "clip": "pipeline",
+            "recompute": False,
+            "seed": 3,
+            "link_timeout_s": 20.0,
+            "eval_every_steps": 0,
+            "eval_sequences": 3,
+            "backend": "swarm",
+            "loss_chunk_tokens": 16,
+        }
+        return TrainSettings(**(values | dict(point.changes)))
+
+    def case(self, point: Point) -> Case:
+        """The run of a point."""
+        self.model(point.model)
+        return Case(
+            cache=self.cache,
+            model=point.model,
+            num_layers=num_layers_of(point.model),
+            settings=self.settings(point),
+            tokens=self.tokens(point.layout),
+            evaluate_base=True,
+        )
+
+    def reference(self, point: Point) -> one_process.Reference:
+        """The same training in one process."""
+        if point.reference not in self.references:
+            self.references[point.reference] = one_process.train(
+                self.model(point.model),
+                self.sequences(point.layout),
+                self.settings(point),
+                evaluate=True,
+            )
+        return self.references[point.reference]
+
+
+@dataclass(frozen=True)
+class Difference:
+    """The largest differences between a run's stages and one process."""
+
+    loss: float
+    norm: float
+    held_out: float
+    empty_micro_batches: int
+
+
+def compare(run: Run, told: one_process.Reference) -> Difference:
+    """Hold every stage's reports against one process."""
+    steps = [worker.of(StepDone) for worker in run.workers]
+    assert all(len(one) == len(told.losses) for one in steps), [len(one) for one in steps]
+    evaluated = {one.moment: one for one in run.workers[-1].of(Evaluated)}
+    assert told.base is not None
+    assert told.trained is not None
+    return Difference(
+        loss=max(abs(d.loss - loss) for one in steps for d, loss in zip(one, told.losses)),
+        norm=max(
+            abs(d.grad_norm - norm) / max(1.0, norm)
+            for one in steps
+            for d, norm in zip(one, told.norms)
+            if d.grad_norm is not None
+        ),
+        held_out=max(
+            abs(evaluated["base"].loss - told.base[0]),
+            abs(evaluated["trained"].loss - told.trained[0]),
+            abs(evaluated["base"].accuracy - told.base[1]),
+            abs(evaluated["trained"].accuracy - told.trained[1]),
+        ),
+        empty_micro_batches=sum(d.empty_micro_batches for d in steps[0]),
+    )
+
+
+def measure(workers: Workers, ground: Ground, point: Point) -> Difference:
+    """Run a point and compare it."""
+    told = ground.reference(point)
+    return compare(run_to_end(workers, ground.case(point), point.stages), told)

@@ -1,0 +1,109 @@
+"""The reference: plain transformers and peft in one process, the batch whole, nothing of ours
+but the choice of sequences and the adapters' first values."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from peft import LoraConfig, get_peft_model
+from torch import Tensor
+from torch.nn import functional
+from transformers import AutoModelForCausalLM
+
+from stage_runtime.adapters import _first_values
+from stage_runtime.batches import Batch, Sequences, indices_of_step
+from stage_runtime.families import FAMILIES
+from stage_runtime.optim import learning_rate
+from transport.orders import TrainSettings
+
+
+@dataclass
+class Reference:
+    """What one process saw."""
+
+    losses: list[float] = field(default_factory=list)
+    norms: list[float] = field(default_factory=list)
+    base: tuple[float, float] | None = None
+    trained: tuple[float, float] | None = None
+    model: Any = None
+
+
+def plain_model(folder: Path, settings: TrainSettings) -> Any:
+    """The whole model, with peft's adapters when asked for, dropouts of its own off."""
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    for key in FAMILIES[model.config.model_type].dropout_keys:
+        setattr(model.config, key, 0.0)
+    for module in model.modules():
+        if isinstance(module, torch.nn.Dropout):
+            module.p = 0.0
+    if settings.lora is None:
+        return model
+    config = LoraConfig(
+        r=settings.lora.rank,
+        lora_alpha=settings.lora.alpha,  # type: ignore[arg-type]
+        lora_dropout=settings.lora.dropout,
+        target_modules=list(settings.lora.target_modules),
+        fan_in_fan_out=model.config.model_type == "gpt2",
+    )
+    model = get_peft_model(model, config)
+    for name, weight in model.named_parameters():
+        if ".lora_A." in name:
+            wire = name.replace(".default.", ".")
+            weight.data = _first_values(wire, tuple(weight.shape), settings.seed)
+    return model
+
+
+def losses_of(model: Any, batch: Batch) -> tuple[Tensor, Tensor]:
+    """(sum of cross entropies over supervised targets, how many guesses were right)."""
+    logits = model(input_ids=batch.tokens_BT, use_cache=False).logits.float()
+    targets = batch.targets_BT.reshape(-1)
+    flat = logits.reshape(-1, logits.shape[-1])
+    total = functional.cross_entropy(flat, targets, ignore_index=-100, reduction="sum")
+    right = ((flat.argmax(-1) == targets) & (targets != -100)).sum()
+    return total, right
+
+
+def held_out(model: Any, sequences: Sequences, settings: TrainSettings) -> tuple[float, float]:
+    """(mean loss, accuracy) over the held-out sequences, one after another."""
+    model.eval()
+    total, right, count = 0.0, 0, 0
+    with torch.no_grad():
+        for index in sequences.held_out(settings.eval_sequences):
+            batch = sequences.batch([index], settings.seq_len)
+            loss, hits = losses_of(model, batch)
+            total, right, count = total + float(loss), right + int(hits), count + batch.num_targets
+    return total / max(1, count), right / max(1, count)
+
+
+def train(
+    folder: Path, sequences: Sequences, settings: TrainSettings, *, evaluate: bool = False
+) -> Reference:
+    """Train as the order says, in one process."""
+    torch.set_num_threads(1)
+    model = plain_model(folder, settings)
+    told = Reference(model=model)
+    if evaluate:
+        told.base = held_out(model, sequences, settings)
+    weights = [weight for weight in model.parameters() if weight.requires_grad]
+    optimizer = torch.optim.AdamW(weights, lr=settings.learning_rate, eps=1e-8, weight_decay=0.0)
+    for step in range(1, settings.steps + 1):
+        model.train()
+        indices = indices_of_step(
+            settings.seed, step, settings.batch_size, sequences.file.train_sequences
+        )
+        batch = sequences.batch(indices, settings.seq_len)
+        assert batch.num_targets, "the reference has no answer for a step without targets"
+        total, _ = losses_of(model, batch)
+        loss = total / batch.num_targets
+        loss.backward()
+        limit = settings.max_grad_norm or float("inf")
+        told.norms.append(float(torch.nn.utils.clip_grad_norm_(weights, limit)))
+        for group in optimizer.param_groups:
+            group["lr"] = learning_rate(settings, step)
+        optimizer.step()
+        optimizer.zero_grad()
+        told.losses.append(float(loss.detach()))
+    if evaluate:
+        told.trained = held_out(model, sequences, settings)
+    return told

@@ -1,0 +1,93 @@
+"""Token files for tests, and the orders that name them."""
+
+import hashlib
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from safetensors.numpy import save_file
+
+from transport.orders import TokenFile
+
+Ids = np.ndarray[Any, Any]
+
+
+def write_token_file(
+    cache: Path,
+    *,
+    layout: Literal["packed", "rows"],
+    rows: list[Ids],
+    supervised: list[Ids],
+    seq_len: int,
+    held_out: int,
+    pad: int,
+) -> TokenFile:
+    """Write rows as a token file into the cache folder, named by its digest."""
+    folder = cache / "tokens"
+    folder.mkdir(parents=True, exist_ok=True)
+    starts = np.cumsum([0, *(len(row) for row in rows)], dtype=np.int64)
+    draft = folder / "draft.safetensors"
+    save_file(
+        {
+            "tokens": np.concatenate(rows).astype(np.int32),
+            "supervised": np.concatenate(supervised).astype(np.uint8),
+            "row_starts": starts,
+        },
+        str(draft),
+    )
+    data = draft.read_bytes()
+    digest = hashlib.sha256(data).hexdigest()
+    draft.replace(folder / f"{digest}.safetensors")
+    total = int(starts[-1]) // seq_len if layout == "packed" else len(rows)
+    return TokenFile(
+        digest=digest,
+        size_bytes=len(data),
+        layout=layout,
+        num_tokens=int(starts[-1]),
+        num_rows=len(rows),
+        train_sequences=total - held_out,
+        held_out_sequences=held_out,
+        pad_token_id=pad,
+    )
+
+
+def packed_text(cache: Path, *, seq_len: int, sequences: int, held_out: int = 3) -> TokenFile:
+    """A stream of bytes with patterns in it, every token supervised."""
+    random = np.random.default_rng(5)
+    words = [random.integers(97, 123, size=random.integers(2, 7)) for _ in range(12)]
+    stream: list[int] = []
+    while len(stream) < seq_len * sequences + 5:
+        stream += [*words[random.integers(0, 12)].tolist(), 32]
+    ids = np.array(stream)
+    return write_token_file(
+        cache,
+        layout="packed",
+        rows=[ids],
+        supervised=[np.ones_like(ids)],
+        seq_len=seq_len,
+        held_out=held_out,
+        pad=256,
+    )
+
+
+def ragged_chat(cache: Path, *, seq_len: int, rows: int, held_out: int = 3) -> TokenFile:
+    """Rows of unlike lengths, answers supervised; a quarter of the rows has no supervised token, so
+    that micro-batches are empty now and then, and no whole step is. Some rows are longer than seq_len."""
+    random = np.random.default_rng(6)
+    texts, masks = [], []
+    for row in range(rows):
+        length = int(random.integers(3, seq_len + 6))
+        texts.append(random.integers(32, 127, size=length))
+        mask = np.zeros(length, dtype=np.uint8)
+        if row % 4 or row >= rows - held_out:
+            mask[length // 2 :] = 1
+        masks.append(mask)
+    return write_token_file(
+        cache,
+        layout="rows",
+        rows=texts,
+        supervised=masks,
+        seq_len=seq_len,
+        held_out=held_out,
+        pad=256,
+    )

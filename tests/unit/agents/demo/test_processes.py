@@ -1,0 +1,57 @@
+"""The demo's processes: alone, watched, and never left behind."""
+
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+
+from agents.demo.processes import Household, wait_until
+from transport.errors import SwarmError
+
+GRANDCHILD = (
+    "import subprocess, sys, signal; "
+    "p = subprocess.Popen([sys.executable, '-c', 'import signal; signal.pause()']); "
+    "print(p.pid, flush=True); signal.pause()"
+)
+
+
+def test_stopping_ends_a_child_and_what_the_child_started(tmp_path: Path) -> None:
+    household = Household(tmp_path)
+    child = household.start("fellow", ["-c", GRANDCHILD])
+    told = wait_until("the child's word", lambda: child.last_lines().strip(), 10, household)
+    household.stop()
+    assert not psutil.pid_exists(int(told))
+    assert child.process.poll() is not None
+    assert household.stop() == []
+
+
+def test_a_child_sees_a_home_of_its_own_and_no_secret_of_ours(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SWARM_TOKEN", "swt_planted")
+    household = Household(tmp_path)
+    child = household.start("fellow", ["-c", "import os; print(sorted(os.environ.items()))"])
+    assert child.process.wait(10) == 0
+    told = child.last_lines()
+    assert str(tmp_path / "fellow") in told
+    assert "swt_planted" not in told
+
+
+def test_a_child_that_ends_by_itself_is_an_error_with_the_end_of_its_log(tmp_path: Path) -> None:
+    household = Household(tmp_path)
+    household.start("leader", ["-c", "print('port in use'); raise SystemExit(1)"])
+    with pytest.raises(SwarmError, match="port in use"):
+        wait_until("the leader", lambda: None, 10, household)
+
+
+def test_a_wait_is_bounded(tmp_path: Path) -> None:
+    household = Household(tmp_path)
+    household.start("leader", ["-c", "import signal; signal.pause()"])
+    try:
+        with pytest.raises(SwarmError, match="did not happen") as refusal:
+            wait_until("the impossible", lambda: False, 0.3, household)
+        assert refusal.value.code == "unavailable"
+    finally:
+        household.stop()
+    assert Path(sys.executable).exists()

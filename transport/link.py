@@ -1,0 +1,453 @@
+"""A link: numbered frames between two neighbouring stages, in order, each exactly once.
+
+`Wire` is the port: something that carries whole frames and may lose them when its connection
+breaks (`direct.DirectWire` over ZeroMQ, `loopback.LoopbackWire` in memory). `Link` puts go-back-N
+on top: one mechanism for reconnects of any cause. Knows nothing of tensors, steps or plans.
+
+One thread owns a link and calls everything here. Use it so:
+    link.send(Header fields ...)   # queued at once; transmitted within a window of 16 frames
+    link.service()                 # take what came, send what is due, notice failures
+    link.receive()                 # next frame in order, or None
+    link.failure                   # set once, for good
+"""
+
+import time
+from collections import deque
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, replace
+from typing import Any, Final, Protocol
+
+import zmq
+
+from transport.errors import SwarmError
+from transport.frames import (
+    HEADER_BYTES,
+    MAX_REASON_BYTES,
+    Buffer,
+    Frame,
+    FrameRefused,
+    Header,
+    Kind,
+    decode,
+    encode,
+    job_tag,
+)
+
+WINDOW_FRAMES: Final = 16
+ACK_AFTER_FRAMES: Final = 4
+MAX_BREAKS_WITHOUT_PROGRESS: Final = 20
+LINGER_S: Final = 0.5
+Pollable = zmq.Socket[Any] | int
+
+
+class LinkFailed(SwarmError):
+    """A neighbour stopped, went away or stayed silent. facts["echo"]: it said so itself."""
+
+    def __init__(self, message: str, *, echo: bool = False, hint: str = "") -> None:
+        super().__init__("stage-failed", message, hint=hint, facts={"echo": echo})
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """The neighbour's connection came up or went down."""
+
+    is_up: bool
+
+
+class Wire(Protocol):
+    """Carries whole frames to one neighbour; loses them only when its connection breaks."""
+
+    needs_crc: bool
+    """Whether nothing below protects the bytes."""
+
+    @property
+    def pollables(self) -> list[Pollable]:
+        """What becomes readable when `events` has something."""
+
+    @property
+    def trouble(self) -> str:
+        """Why no connection stands, as far as known; "" otherwise."""
+
+    def send(self, frame: bytearray) -> bool:
+        """Hand over a frame that nobody changes from now on; False when nobody is connected."""
+
+    def events(self) -> Iterable[Change | Buffer]:
+        """All that happened since the last call, in order. Never waits."""
+
+    def close(self, linger_s: float) -> None:
+        """Close, giving what was handed over up to linger_s to leave. Idempotent."""
+
+
+@dataclass(frozen=True, slots=True)
+class LinkName:
+    """Which link this is. Frames of another job or attempt are dropped and counted."""
+
+    job_id: str
+    attempt: int
+    stage: int
+    neighbour: int
+
+
+@dataclass(slots=True)
+class LinkCounts:
+    """What happened on a link so far. Bytes are whole frames, resent ones included."""
+
+    sent_bytes: int = 0
+    received_bytes: int = 0
+    sent_frames: int = 0
+    resent_frames: int = 0
+    duplicate_frames: int = 0
+    gap_frames: int = 0
+    fenced_frames: int = 0
+    connections: int = 0
+    breaks: int = 0
+
+
+@dataclass(slots=True)
+class GoBackN:
+    """Numbers, keeps and orders the frames of one link; no I/O, no clock.
+
+    Rules: take only the next number; after every new connection tell the other side which
+    number is next; on being told, send all later ones again in order. The window counts frames
+    that the other side has not used up, so a fast sender waits for a slow consumer.
+    Source: go-back-N ARQ (e.g. Bertsekas & Gallager, Data Networks).
+    """
+
+    window: int = WINDOW_FRAMES
+    kept: deque[bytearray] = field(default_factory=deque)
+    """Frames [first_kept, next): sent or not, not known to have arrived."""
+    first_kept: int = 0
+    next: int = 0
+    to_transmit: int = 0
+    """First frame that is not on the wire of the present connection."""
+    transmitted: int = 0
+    """Frames below it have been on some wire."""
+    released: int = 0
+    """Frames below it are used up by the other side."""
+    expected: int = 0
+    """First frame of the other side that has not arrived."""
+    inbox: deque[Frame] = field(default_factory=deque)
+
+    @property
+    def used(self) -> int:
+        """How many frames of the other side the owner has taken."""
+        return self.expected - len(self.inbox)
+
+    def keep(self, frame: bytearray) -> int:
+        """Queue an encoded frame numbered `next`; returns its number."""
+        self.kept.append(frame)
+        self.next += 1
+        return self.next - 1
+
+    def is_clear(self, sequence: int) -> bool:
+        """Whether frame `sequence` is inside the window (or past it)."""
+        return sequence < self.released + self.window
+
+    def due(self) -> bytearray | None:
+        """The frame to transmit now, if there is one inside the window."""
+        if self.to_transmit < self.next and self.is_clear(self.to_transmit):
+            return self.kept[self.to_transmit - self.first_kept]
+        return None
+
+    def mark_transmitted(self) -> bool:
+        """Frame `to_transmit` is on the wire; True when it was there before."""
+        self.to_transmit += 1
+        is_again = self.to_transmit <= self.transmitted
+        self.transmitted = max(self.transmitted, self.to_transmit)
+        return is_again
+
+    def rewind(self, arrived: int | None = None) -> None:
+        """A connection came or went: send everything again that may be lost."""
+        if arrived is not None:
+            self._forget(arrived)
+        self.to_transmit = self.first_kept
+
+    def acknowledge(self, used: int) -> None:
+        """The other side has used up all frames below `used`."""
+        self._forget(used)
+        self.released = max(self.released, used)
+
+    def accept(self, frame: Frame) -> bool:
+        """Take a numbered frame if it is the next one.
+
+        Raises:
+            FrameRefused: more frames than the window lets an honest sender send.
+        """
+        if frame.header.sequence != self.expected:
+            return False
+        if len(self.inbox) >= self.window:
+            raise FrameRefused(f"more than {self.window} frames came unasked")
+        self.inbox.append(frame)
+        self.expected += 1
+        return True
+
+    def _forget(self, arrived: int) -> None:
+        if arrived > self.transmitted:
+            raise FrameRefused(f"it confirms frame {arrived - 1}, {self.transmitted} were sent")
+        while self.first_kept < arrived:
+            self.kept.popleft()
+            self.first_kept += 1
+        self.to_transmit = max(self.to_transmit, self.first_kept)
+
+
+class Link:
+    """Frames to and from one neighbour over one wire.
+
+    Args:
+        name: job, attempt and the two stages.
+        wire: owned from now on.
+        reconnect_grace_s: how long a broken connection may take to come back.
+        clock: monotonic seconds.
+    """
+
+    def __init__(
+        self,
+        name: LinkName,
+        wire: Wire,
+        *,
+        reconnect_grace_s: float = 5.0,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.name = name
+        self.counts = LinkCounts()
+        self.failure: SwarmError | None = None
+        self.has_left = False
+        """The neighbour closed in order: nothing more will come."""
+        self.is_up = False
+        self._wire = wire
+        self._grace_s = reconnect_grace_s
+        self._clock = clock
+        self._core = GoBackN()
+        self._job = job_tag(name.job_id)
+        self._down_since: float | None = None
+        self._breaks_in_a_row = 0
+        self._acked = 0
+        self._gap_told = -1
+        self._owed: dict[Kind, None] = {}
+        self._owes_hello = False
+        self._is_closed = False
+
+    @property
+    def pollables(self) -> list[Pollable]:
+        """Wait on these, then call `service`."""
+        return self._wire.pollables
+
+    @property
+    def trouble(self) -> str:
+        """Why the neighbour is not connected, as far as known."""
+        return self._wire.trouble
+
+    @property
+    def expected(self) -> int:
+        """The number of the next frame that `receive` gives."""
+        return self._core.used
+
+    @property
+    def unconfirmed(self) -> int:
+        """Frames that the neighbour has not confirmed."""
+        return len(self._core.kept)
+
+    def send(self, header: Header, payload: Buffer = b"") -> int:
+        """Queue a DATA or CONTROL frame and send what the window lets out. Never waits.
+
+        header: job, attempt, sequence and ack are filled in here.
+
+        Returns:
+            The frame's number, for `is_clear`.
+        """
+        core = self._core
+        numbered = replace(
+            header,
+            job=self._job,
+            attempt=self.name.attempt,
+            sequence=core.next,
+            ack=core.used,
+        )
+        sequence = core.keep(encode(numbered, payload, crc=self._wire.needs_crc))
+        self._guarded(self._pump)
+        return sequence
+
+    def is_clear(self, sequence: int) -> bool:
+        """Whether no more than a window of frames up to this one is waiting to be used."""
+        return self._core.is_clear(sequence)
+
+    def receive(self) -> Frame | None:
+        """The next frame in order, or None when it has not come (call `service` to look)."""
+        core = self._core
+        if not core.inbox:
+            return None
+        frame = core.inbox.popleft()
+        if core.used - self._acked >= ACK_AFTER_FRAMES:
+            self.acknowledge()
+        return frame
+
+    def acknowledge(self) -> None:
+        """Tell the neighbour now what was used up; call it before waiting long."""
+        if self._core.used > self._acked:
+            self._owe(Kind.ACK)
+            self._acked = self._core.used
+            self._guarded(self._pump)
+
+    def service(self) -> None:
+        """Take what arrived, send what is due, notice failures. Never waits, never raises."""
+        self._guarded(self._service)
+
+    def pause(self, reason: str) -> None:
+        """Tell the neighbour that this stage stops, with the reason. At once, past the window."""
+        text = reason.encode()[:MAX_REASON_BYTES].decode(errors="ignore").encode()
+        header = Header(Kind.PAUSE, self._job, self.name.attempt)
+        if text:
+            header = replace(header, dtype="uint8", shape=(len(text),))
+        if not self._is_closed:
+            self._transmit(encode(header, text, crc=self._wire.needs_crc))
+
+    def close(self, drain_s: float = 0.0) -> None:
+        """Wait up to drain_s until the neighbour has confirmed everything, say goodbye, close."""
+        if self._is_closed:
+            return
+        deadline = self._clock() + drain_s
+        poller = poller_of([self])
+        while self.unconfirmed and not (self.failure or self.has_left):
+            left_s = deadline - self._clock()
+            if left_s <= 0:
+                break
+            poller.poll(round(min(left_s, 0.1) * 1000) + 1)
+            self.service()
+        self.acknowledge()
+        if self.failure is None:
+            self._owe(Kind.BYE)
+            self._guarded(self._pump)
+        self._is_closed = True
+        self._wire.close(LINGER_S)
+
+    def _guarded(self, action: Callable[[], None]) -> None:
+        if self.failure is not None or self._is_closed:
+            return
+        try:
+            action()
+        except SwarmError as error:
+            self.failure = error
+
+    def _service(self) -> None:
+        for event in self._wire.events():
+            if isinstance(event, Change):
+                self._on_change(event)
+            else:
+                self._on_bytes(event)
+        self._check_grace()
+        self._pump()
+
+    def _on_change(self, change: Change) -> None:
+        self._owes_hello = True
+        self._gap_told = -1
+        if change.is_up:
+            self.counts.connections += 1
+            self.is_up = True
+            self._down_since = None
+            return
+        self.is_up = False
+        self.counts.breaks += 1
+        # A bound socket may have a second, newer connection: what went into the broken one is
+        # asked for by nobody, so send it again here.
+        self._core.rewind()
+        self._breaks_in_a_row += 1
+        if self._breaks_in_a_row > MAX_BREAKS_WITHOUT_PROGRESS and not self.has_left:
+            raise LinkFailed(
+                f"the connection to stage {self.name.neighbour} broke {self._breaks_in_a_row} "
+                "times without a frame getting through",
+                hint="look at the network between the two fellows and at the other stage's log",
+            )
+        if self._down_since is None:
+            self._down_since = self._clock()
+
+    def _check_grace(self) -> None:
+        if self._down_since is None or self.has_left:
+            return
+        if self._clock() - self._down_since >= self._grace_s:
+            raise LinkFailed(
+                f"the connection to stage {self.name.neighbour} closed and did not come back "
+                f"within {self._grace_s:g} s",
+                hint="its worker or its fellow is gone, or the network between them is",
+            )
+
+    def _on_bytes(self, data: Buffer) -> None:
+        self.counts.received_bytes += len(data)
+        frame = decode(data, crc=self._wire.needs_crc)
+        header = frame.header
+        if header.job != self._job or header.attempt != self.name.attempt:
+            self.counts.fenced_frames += 1
+            return
+        match header.kind:
+            case Kind.DATA | Kind.CONTROL:
+                self._core.acknowledge(header.ack)
+                self._on_numbered(frame)
+            case Kind.ACK:
+                self._core.acknowledge(header.ack)
+            case Kind.HELLO:
+                self._core.rewind(header.ack)
+                self._core.acknowledge(header.sequence)
+                self._owe(Kind.ACK)  # tells the other side that this path works
+            case Kind.PAUSE:
+                raise LinkFailed(_stopped(self.name.neighbour, frame.payload), echo=True)
+            case Kind.BYE:
+                self.has_left = True
+
+    def _on_numbered(self, frame: Frame) -> None:
+        if self._core.accept(frame):
+            self._breaks_in_a_row = 0
+        elif frame.header.sequence < self._core.expected:
+            self.counts.duplicate_frames += 1
+        else:
+            self.counts.gap_frames += 1
+            # Ask once for each missing frame: every later one is a gap too until it comes.
+            if self._gap_told != self._core.expected:
+                self._gap_told = self._core.expected
+                self._owes_hello = True
+
+    def _owe(self, kind: Kind) -> None:
+        self._owed[kind] = None
+
+    def _pump(self) -> None:
+        """Send what is owed until the wire takes no more."""
+        core = self._core
+        if self._owes_hello:
+            hello = Header(
+                Kind.HELLO, self._job, self.name.attempt, sequence=core.used, ack=core.expected
+            )
+            if not self._transmit(encode(hello, crc=self._wire.needs_crc)):
+                return
+            self._owes_hello = False
+        while (frame := core.due()) is not None and self._transmit(frame):
+            self.counts.resent_frames += core.mark_transmitted()
+        for kind in list(self._owed):
+            header = Header(kind, self._job, self.name.attempt, ack=core.used)
+            if not self._transmit(encode(header, crc=self._wire.needs_crc)):
+                return
+            del self._owed[kind]
+
+    def _transmit(self, frame: bytearray) -> bool:
+        if not self._wire.send(frame):
+            return False
+        self.counts.sent_bytes += len(frame)
+        self.counts.sent_frames += 1
+        return True
+
+
+def poller_of(links: Iterable[Link], *more: int) -> zmq.Poller:
+    """A poller that wakes when any of the links, or another file descriptor, has something."""
+    poller = zmq.Poller()
+    for link in links:
+        for pollable in link.pollables:
+            poller.register(pollable, zmq.POLLIN)
+    for fd in more:
+        poller.register(fd, zmq.POLLIN)
+    return poller
+
+
+def _stopped(stage: int, reason: memoryview) -> str:
+    """What a neighbour's PAUSE says; its text is untrusted: printable characters only."""
+    text = "".join(c if c.isprintable() else " " for c in bytes(reason).decode(errors="replace"))
+    return f"stage {stage} stopped" + (f": {text.strip()}" if text.strip() else "")
+
+
+assert HEADER_BYTES == 72  # golden frames and MAXMSGSIZE stand on it
