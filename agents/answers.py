@@ -1,53 +1,14 @@
 """What comes back from a leader, as the one error of every face.
 
-Shared by the blocking client of the command line and the daemon's own: both refuse the same
-addresses and read the same problem documents.
+Shared by the blocking client of the command line and the daemon's own: both read the same problem
+documents.
 """
 
-import ipaddress
 import json
-from urllib.parse import urlsplit
 
 import httpx2
 
 from transport.errors import SwarmError
-
-# An address that a person may write: nothing that carries a secret or points inside the leader.
-_URL_HINT = "write it like http://127.0.0.1:7420 or https://leader.example.org"
-
-
-def leader_url(text: str) -> str:
-    """A leader's address without a trailing slash.
-
-    Raises:
-        SwarmError: invalid-input when it is no http(s) address, or holds a user name or a query.
-    """
-    address = text.strip()
-    try:
-        parts = urlsplit(address)
-        _ = parts.port
-    except ValueError:
-        parts = urlsplit("")
-    if parts.scheme not in ("http", "https") or not parts.hostname:
-        raise SwarmError(
-            "invalid-input", f"{address[:200]!r} is not a leader's address", hint=_URL_HINT
-        )
-    if parts.username or parts.password or parts.query or parts.fragment:
-        raise SwarmError(
-            "invalid-input",
-            "a leader's address holds no user name, no query and no #",
-            hint=_URL_HINT,
-        )
-    return address.rstrip("/")
-
-
-def is_loopback(url: str) -> bool:
-    """Whether a leader's address is this same machine."""
-    host = urlsplit(url).hostname or ""
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 def unreachable(url: str, error: Exception) -> SwarmError:

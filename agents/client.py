@@ -19,7 +19,8 @@ from urllib.parse import quote
 
 import httpx2
 
-from agents.answers import is_loopback, leader_url, problem, unreachable
+from agents.addresses import is_loopback, leader_url
+from agents.answers import problem, unreachable
 from transport.api.operation import Answer, Ask, Change, Operation
 from transport.errors import SwarmError
 

@@ -12,8 +12,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 # Credentials and invites of ours (swn_, swi_, swt_ ...), hub tokens, and anything after "Bearer".
+# No word boundary before them: the n of an escaped line break may stand there.
 _SECRET = re.compile(
-    r"\bsw[a-z]{1,3}_[A-Za-z0-9_-]{16,}|\bhf_[A-Za-z0-9]{16,}|(?<=Bearer )[^\s\"',;]+",
+    r"sw[a-z]{1,3}_[A-Za-z0-9_-]{16,}|hf_[A-Za-z0-9]{16,}|(?<=Bearer )[^\s\"',;]+",
     re.IGNORECASE,
 )
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200b-\u200f\u202a-\u202e\u2066-\u2069]")

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import platformdirs
 
-from agents.answers import is_loopback, leader_url
+from agents.addresses import is_loopback, leader_url
 from transport.errors import SwarmError
 
 DEFAULT_LEADER = "http://127.0.0.1:7420"

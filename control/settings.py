@@ -108,7 +108,9 @@ def config_path(environ: Mapping[str, str] | None = None) -> Path:
     return Path(told) if told else Path(platformdirs.user_config_dir("swarm")) / "config.toml"
 
 
-def load(flags: Mapping[str, Any] | None = None, environ: Mapping[str, str] | None = None) -> Loaded:
+def load(
+    flags: Mapping[str, Any] | None = None, environ: Mapping[str, str] | None = None
+) -> Loaded:
     """Read the settings from all sources.
 
     Args:

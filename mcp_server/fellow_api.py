@@ -13,10 +13,11 @@ from starlette.requests import Request
 from starlette.responses import FileResponse, Response
 from starlette.routing import Route
 
+from control.jobs.results import StageKey
 from mcp_server.access import FELLOW_PREFIX, Reception
 from mcp_server.closing import unless_closing
 from mcp_server.hub_files import HubFiles
-from mcp_server.office import Office, StageKey
+from mcp_server.office import Office
 from mcp_server.problems import answered
 from mcp_server.rest import FRESH, limited
 from transport.cards import PROTOCOL, Heartbeat

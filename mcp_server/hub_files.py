@@ -7,7 +7,7 @@ from starlette.requests import Request
 from starlette.responses import FileResponse, JSONResponse, Response
 
 from mcp_server.access import Reception
-from mcp_server.office import Office, StoredModel
+from mcp_server.office import Office, ShownModel
 from transport.errors import not_found
 
 OWNER = "local/"
@@ -68,7 +68,7 @@ class HubFiles:
         ]
         return JSONResponse(entries)
 
-    async def _model(self, request: Request) -> StoredModel | None:
+    async def _model(self, request: Request) -> ShownModel | None:
         fellow_id = await self.reception.fellow(request)
         repo = str(request.path_params["repo"])
         if not repo.startswith(OWNER):

@@ -9,6 +9,7 @@ import json
 import signal
 import socket
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -120,15 +121,18 @@ def listen(host: str, port: int) -> socket.socket:
 async def serve(settings: Settings, listener: socket.socket, proxy: str | None) -> int:
     """Run the leader until SIGTERM or SIGINT."""
     import uvicorn
-    from control.leader import Leader
 
-    from mcp_server.app import Doors, build_app
-    from mcp_server.desk import Desk, doors_for
+    from control.leader import Leader
+    from mcp_server.app import build_app
+    from mcp_server.desk import doors_for
 
     asked_to_end = _note_signals()
+    with suppress(OSError):  # the leader says better what is wrong with a folder
+        settings.data.mkdir(mode=0o700, parents=True, exist_ok=True)
     leader = await Leader.open(settings)
     try:
-        doors: Doors = await doors_for(Desk(leader), settings)
+        doors = await doors_for(leader, settings)
+        leader.start()
         config = uvicorn.Config(
             build_app(doors),
             log_config=None,

@@ -1,6 +1,6 @@
 """What the doors need of the leader: a port, so that each door can be tried against a small twin.
 
-Knows the shared words only. The leader behind it is bound in mcp_server.desk.
+Knows shared words only. mcp_server.desk puts the leader behind it.
 """
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
+from control.jobs.results import StageKey
+from control.store.files import StoredFile
 from transport.api.operation import Answer, Operation, Scope
 from transport.cards import Heartbeat
 from transport.orders import DesiredState
@@ -42,24 +44,7 @@ class Question:
 
 
 @dataclass(frozen=True)
-class StageKey:
-    """Whose stage of which attempt sends something."""
-
-    fellow_id: str
-    job_id: str
-    attempt: int
-    stage: int
-
-
-@dataclass(frozen=True)
-class StoredFile:
-    path: Path
-    size_bytes: int
-    sha256: str
-
-
-@dataclass(frozen=True)
-class StoredModel:
+class ShownModel:
     """A checkpoint folder of the leader's model store."""
 
     revision: str
@@ -111,7 +96,7 @@ class Office(Protocol):
 
     async def token_file(self, fellow_id: str, digest: str) -> StoredFile | None: ...
 
-    async def model(self, fellow_id: str, name: str) -> StoredModel | None: ...
+    async def model(self, fellow_id: str, name: str) -> ShownModel | None: ...
 
     async def adapter_file(self, job_id: str, name: str) -> StoredFile | None: ...
 

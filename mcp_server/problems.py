@@ -13,6 +13,7 @@ from http import HTTPStatus
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
+from starlette.staticfiles import StaticFiles
 
 from transport.errors import SwarmError
 
@@ -69,7 +70,9 @@ def answered(endpoint: Endpoint) -> Endpoint:
 async def http_problem(request: Request, failure: Exception) -> Response:
     """Starlette's own refusals (no such route, wrong method) as problem documents."""
     assert isinstance(failure, HTTPException)
-    if failure.status_code == HTTPStatus.NOT_FOUND:
+    # The console answers any path, but only GET: another method there is no address at all.
+    is_console = isinstance(request.scope.get("endpoint"), StaticFiles)
+    if failure.status_code == HTTPStatus.NOT_FOUND or is_console:
         error = SwarmError(
             "not-found", "there is nothing at this address", hint="see /api/v1/openapi.json"
         )

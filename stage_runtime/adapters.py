@@ -38,7 +38,7 @@ def make_trainable(stage: LoadedStage, settings: TrainSettings) -> dict[str, nn.
         )
     weights = dict(stage.named_weights())
     for weight in weights.values():
-        weight.requires_grad_(requires_grad=True)
+        weight.requires_grad_(True)
     return weights
 
 
@@ -46,7 +46,7 @@ def _inject(stage: LoadedStage, lora: LoraSettings, seed: int) -> dict[str, nn.P
     _refuse_unknown_targets(stage, lora)
     config = LoraConfig(
         r=lora.rank,
-        lora_alpha=lora.alpha,  # type: ignore[arg-type]
+        lora_alpha=lora.alpha,
         lora_dropout=lora.dropout,
         target_modules=list(lora.target_modules),
         bias="none",
@@ -59,7 +59,7 @@ def _inject(stage: LoadedStage, lora: LoraSettings, seed: int) -> dict[str, nn.P
         if ".lora_A." in local or ".lora_B." in local:
             name = PEFT_PREFIX + stage.global_name(local.replace(".default.", "."))
             weight.data = _first_values(name, tuple(weight.shape), seed)
-            weight.requires_grad_(requires_grad=True)
+            weight.requires_grad_(True)
             trained[name] = weight
     return trained
 
@@ -98,4 +98,4 @@ def digest_of(trained: Mapping[str, Tensor]) -> str:
 def _raw_blocks(weight: Tensor) -> Iterator[memoryview]:
     flat = weight.detach().to("cpu").contiguous().view(-1).view(torch.uint8)
     for start in range(0, flat.numel(), 1 << 24):
-        yield memoryview(flat[start : start + (1 << 24)].numpy())
+        yield memoryview(flat[start : start + (1 << 24)].numpy())  # type: ignore[arg-type]

@@ -41,14 +41,14 @@ def indices_of_step(seed: int, step: int, batch_size: int, num_sequences: int) -
 class Batch:
     """Token ids and targets of some sequences, both (B, T) int64 on the CPU."""
 
-    tokens_BT: Tensor
-    targets_BT: Tensor
+    tokens: Tensor
+    targets: Tensor
     """The next token where it is supervised, else IGNORED. The last column always is IGNORED."""
 
     @property
     def num_targets(self) -> int:
         """Supervised targets in the batch."""
-        return int((self.targets_BT != IGNORED).sum())
+        return int((self.targets != IGNORED).sum())
 
 
 class Sequences:

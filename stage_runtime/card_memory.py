@@ -175,9 +175,9 @@ class CardMeter:
         ]
 
 
-class _Follow(TorchDispatchMode):
+class _Follow(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __init__(self, meter: CardMeter) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self._meter = meter
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -204,5 +204,5 @@ def cannot_fit(error: torch.OutOfMemoryError) -> SwarmError:
     return SwarmError(
         "cannot-fit",
         f"a card ran out of memory: {str(error).splitlines()[0][:500]}",
-        hint="lower seq_len or batch_size, raise micro_batches, or turn recompute on; then plan again",
+        hint="lower seq_len or batch_size, raise micro_batches or turn recompute on; plan again",
     )

@@ -42,7 +42,7 @@ class Downloader:
     @property
     def offline(self) -> bool:
         """Nothing may be fetched: the files lie in the cache or the stage fails."""
-        return self.source.from_leader and not self.leader.url or not self.leader.url
+        return not self.leader.url
 
     @property
     def _endpoint(self) -> str | None:
@@ -90,7 +90,7 @@ class Downloader:
         except (RepositoryNotFoundError, RevisionNotFoundError, EntryNotFoundError) as error:
             raise SwarmError(
                 "not-found",
-                f"the model {self.source.model_id} has no file {name} at {self.source.revision[:12]}",
+                f"{self.source.model_id} has no {name} at revision {self.source.revision[:12]}",
                 hint="check the model's name; plan again if it has changed",
             ) from error
         except (HfHubHTTPError, httpx2.TransportError) as error:
@@ -125,15 +125,17 @@ class Downloader:
             raise self._unreachable(name) from error
 
     def _unreachable(self, name: str) -> SwarmError:
-        where = "the cache and nothing may be fetched" if self.offline else "reach"
+        model = self.source.model_id
+        if self.offline:
+            return SwarmError(
+                "not-found",
+                f"the file {name} of {model} is not in the cache, and nothing may be fetched",
+                hint="put the model into the cache folder",
+            )
         return SwarmError(
-            "not-found" if self.offline else "unreachable",
-            f"the model's file {name} is not in {where}"
-            if self.offline
-            else f"the model's file {name} of {self.source.model_id} is out of {where}",
-            hint="put the model into the cache folder"
-            if self.offline
-            else "check this fellow's connection to "
+            "unreachable",
+            f"the file {name} of {model} cannot be fetched now",
+            hint="check this fellow's connection to "
             + ("the leader" if self.source.from_leader else "the model hub"),
         )
 
@@ -171,7 +173,7 @@ def fetch_stage(
 
 
 def _allow_leader(leader: LeaderAccess) -> None:
-    """Let the hub library talk to the leader, which is not the hub: its offline switch is not meant."""
+    """Let the hub library talk to the leader: its switch to stay offline means the hub."""
     constants.HF_HUB_OFFLINE = False
     if leader.pin is not None:
         trust = leader.trust()

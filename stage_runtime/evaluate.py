@@ -62,6 +62,6 @@ def _forward(stage: RunningStage, batch: Batch | None) -> None:
     given: tuple[torch.Tensor, ...] = ()
     target: dict[str, torch.Tensor] = {}
     if batch is not None:
-        given = (batch.tokens_BT.to(stage.device),) if stage.order.is_first else ()
-        target = {"target": batch.targets_BT} if stage.loss is not None else {}
+        given = (batch.tokens.to(stage.device),) if stage.order.is_first else ()
+        target = {"target": batch.targets} if stage.loss is not None else {}
     stage.schedule.eval(*given, **target, return_outputs=False)

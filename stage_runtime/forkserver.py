@@ -51,7 +51,8 @@ class Forkserver:
         signal.set_wakeup_fd(self._wake_write, warn_on_full_buffer=False)
         self._say(ready=True, preload_s=round(preload_s, 3))
         while True:
-            readable, _, _ = select.select([self._daemon, self._wake_read], [], [])
+            waiting: list[Any] = [self._daemon, self._wake_read]
+            readable, _, _ = select.select(waiting, [], [])
             if self._wake_read in readable:
                 os.read(self._wake_read, 4096)
                 self._reap()

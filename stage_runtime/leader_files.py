@@ -20,7 +20,6 @@ from transport.units import human_bytes
 TIMEOUT_S = 60.0
 SPARE_DISK_BYTES = 500_000_000
 """Kept free where files are downloaded."""
-CHUNK_BYTES = 1 << 20
 MAX_TRIES = 5
 
 
@@ -175,7 +174,7 @@ def _range(
         if not answer.is_success:
             raise LeaderAccess.refusal(answer)
         with part.open("ab" if answer.status_code == 206 else "wb") as opened:
-            for chunk in answer.iter_raw(CHUNK_BYTES):
+            for chunk in answer.iter_raw():
                 check()
                 opened.write(chunk)
                 got += len(chunk)

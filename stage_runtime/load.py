@@ -113,12 +113,12 @@ def load_stage(checkpoint: Checkpoint, span: StageSpan, dtype: torch.dtype) -> L
         head.weight = body.get_input_embeddings().weight
     stage = LoadedStage(facts, span, body, head)
     for _, weight in stage.named_weights():
-        weight.requires_grad_(requires_grad=False)
+        weight.requires_grad_(False)
     return stage
 
 
 def _stage_config(folder: Path, facts: ModelFacts, span: StageSpan) -> Any:
-    """The model's configuration with only the stage's layers, and no table that it does not hold."""
+    """The model's configuration with only the stage's layers, and none of others' tables."""
     config = copy.deepcopy(AutoConfig.from_pretrained(folder).get_text_config())
     config.num_hidden_layers = span.num_layers
     types = getattr(config, "layer_types", None)
@@ -203,7 +203,7 @@ def _check(
     missing = sorted(expected.keys() - found.keys() - filled)
     if missing:
         raise _broken(
-            f"the model's files lack {len(missing)} tensors of this stage, the first {missing[0]!r}",
+            f"the model's files lack {len(missing)} tensors of this stage, first {missing[0]!r}",
             "fetch the whole repository again",
         )
     surplus = sorted(found.keys() - expected.keys())

@@ -110,7 +110,9 @@ def chunked_cross_entropy(
     """
     total = torch.zeros((), dtype=torch.float64, device=hidden_ND.device)
     how = _How(chunk_tokens, scale, head.softcap, torch.is_grad_enabled())
-    loss = _ChunkedSum.apply(hidden_ND, head.weight, head.bias, target_N, how, total)
+    loss: Tensor = _ChunkedSum.apply(  # type: ignore[no-untyped-call]
+        hidden_ND, head.weight, head.bias, target_N, how, total
+    )
     return loss, total
 
 

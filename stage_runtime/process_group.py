@@ -26,12 +26,10 @@ All failures are SwarmError; once failed, every later call raises the first erro
 import os
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, field
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from struct import pack, unpack
-from typing import Any, Final, NamedTuple, Protocol
+from typing import Final, NamedTuple, Protocol
 
 import torch
 import torch.distributed as dist
@@ -39,6 +37,8 @@ import zmq
 from torch import Tensor
 from torch._C._distributed_c10d import HashStore
 
+from stage_runtime.awaited import Awaited, Peer, RecvWork, SendWork, describe, difference, too_late
+from stage_runtime.tensor_bytes import DTYPE_NAMES, bytes_of, fill
 from transport.errors import SwarmError
 from transport.frames import MAX_CONTROL_VALUES, VOTE, Direction, FrameRefused, Header, Kind
 from transport.link import Link, LinkFailed, poller_of
@@ -47,16 +47,6 @@ from transport.orders import StageOrder
 BACKEND: Final = "swarm"
 _POLL_S: Final = 0.25
 """The longest single poll: how late a grace period that ends unseen is noticed."""
-_NAMES: Final = {
-    torch.float32: "float32",
-    torch.bfloat16: "bfloat16",
-    torch.float16: "float16",
-    torch.int8: "int8",
-    torch.int32: "int32",
-    torch.float64: "float64",
-    torch.uint8: "uint8",
-    torch.int64: "int64",
-}
 
 
 class TensorKind(NamedTuple):
@@ -86,62 +76,6 @@ class NeighbourLinks(Protocol):
         """Close both, giving each up to drain_s to deliver."""
 
 
-@dataclass(eq=False)
-class _Awaited:
-    """A frame that must come next from a peer, and what to do with its payload."""
-
-    expected: Header
-    take: Callable[[memoryview], None]
-    is_done: bool = False
-
-
-@dataclass(eq=False)
-class _Peer:
-    """A neighbour: its link, what was asked of it, and where in the step both directions are."""
-
-    link: Link
-    stage: int
-    inward: Direction
-    outward: Direction
-    awaited: deque[_Awaited] = field(default_factory=deque)
-    num_received: int = 0
-    """Micro-batches whose recv was posted in this step."""
-    num_sent: int = 0
-
-
-class _SendWork(dist.Work):
-    """A queued frame. Done once it is inside the window, whatever the peer computes."""
-
-    def __init__(self, group: "SwarmGroup", peer: _Peer, sequence: int) -> None:
-        super().__init__()
-        self._group, self._peer, self._sequence = group, peer, sequence
-
-    def is_completed(self) -> bool:
-        return self._peer.link.is_clear(self._sequence)
-
-    def wait(self, timeout: timedelta = timedelta(0)) -> bool:
-        """True, or raises SwarmError. `timeout` is ignored: the job's link_timeout_s holds."""
-        what = f"room to send frame {self._sequence}"
-        return self._group.wait_until(self.is_completed, self._peer, lambda: what)
-
-
-class _RecvWork(dist.Work):
-    """A posted receive."""
-
-    def __init__(self, group: "SwarmGroup", peer: _Peer, awaited: _Awaited) -> None:
-        super().__init__()
-        self._group, self._peer, self._awaited = group, peer, awaited
-
-    def is_completed(self) -> bool:
-        return self._awaited.is_done
-
-    def wait(self, timeout: timedelta = timedelta(0)) -> bool:
-        """True, or raises SwarmError. `timeout` is ignored: the job's link_timeout_s holds."""
-        return self._group.wait_until(
-            self.is_completed, self._peer, lambda: _describe(self._peer, self._awaited.expected)
-        )
-
-
 class SwarmGroup(dist.ProcessGroup):
     """A process group of one pipeline; rank = stage. Made by `make_group`.
 
@@ -165,7 +99,7 @@ class SwarmGroup(dist.ProcessGroup):
         self._links = links
         self._boundaries = frozenset(boundaries)
         self._timeout_s = link_timeout_s
-        self._peers: dict[int, _Peer] = {}
+        self._peers: dict[int, Peer] = {}
         self._add(links.previous, stage - 1, Direction.FORWARD, Direction.BACKWARD)
         self._add(links.next, stage + 1, Direction.BACKWARD, Direction.FORWARD)
         self._step = 0
@@ -179,7 +113,7 @@ class SwarmGroup(dist.ProcessGroup):
 
     def _add(self, link: Link | None, stage: int, inward: Direction, outward: Direction) -> None:
         if link is not None:
-            self._peers[stage] = _Peer(link, stage, inward, outward)
+            self._peers[stage] = Peer(link, stage, inward, outward)
 
     # --- what the engine calls ---
 
@@ -203,7 +137,7 @@ class SwarmGroup(dist.ProcessGroup):
             self._check_vote(int(tensor.item()), "this stage")
         else:
             peer.num_sent += 1
-        return _SendWork(self, peer, peer.link.send(header, _bytes_of(tensor)))
+        return SendWork(self, peer, peer.link.send(header, bytes_of(tensor)))
 
     def recv(self, tensors: list[Tensor], src: int, tag: int) -> dist.Work:
         """Post a receive of one planned tensor from a neighbour; frames match in posting order.
@@ -217,13 +151,13 @@ class SwarmGroup(dist.ProcessGroup):
         peer.num_received += header.micro_batch != VOTE
 
         def take(payload: memoryview) -> None:
-            _fill(tensor.detach(), payload)
+            fill(tensor.detach(), payload)
             if header.micro_batch == VOTE:
                 self._check_vote(int(tensor.item()), f"stage {src}")
 
-        awaited = _Awaited(header, take)
+        awaited = Awaited(header, take)
         peer.awaited.append(awaited)
-        return _RecvWork(self, peer, awaited)
+        return RecvWork(self, peer, awaited)
 
     # --- what the stage calls ---
 
@@ -299,11 +233,6 @@ class SwarmGroup(dist.ProcessGroup):
             dist.destroy_process_group()
 
     @property
-    def process_group(self) -> dist.ProcessGroup:
-        """What PipelineStage takes as its group."""
-        return self
-
-    @property
     def error(self) -> SwarmError | None:
         """The first failure, None while all is well."""
         return self._error
@@ -326,7 +255,7 @@ class SwarmGroup(dist.ProcessGroup):
     def wait_until(
         self,
         is_done: Callable[[], bool],
-        peer: _Peer,
+        peer: Peer,
         what: Callable[[], str],
         timeout_s: float | None = None,
     ) -> bool:
@@ -345,7 +274,7 @@ class SwarmGroup(dist.ProcessGroup):
                     return True
                 left_s = deadline - time.monotonic()
                 if left_s <= 0:
-                    self.fail(_too_late(peer, what(), start, began_at))
+                    self.fail(too_late(peer, what(), start, began_at))
                     continue
                 self._rest(min(left_s, _POLL_S))
         finally:
@@ -362,7 +291,7 @@ class SwarmGroup(dist.ProcessGroup):
             self._refuse(f"the engine asks to move {_name(kind)}, which the plan does not announce")
         return Header(
             Kind.DATA, b"", 0, step=self._step, micro_batch=micro_batch, direction=direction,
-            dtype=_NAMES[kind.dtype], shape=kind.shape,
+            dtype=DTYPE_NAMES[kind.dtype], shape=kind.shape,
         )  # fmt: skip
 
     def _check_vote(self, vote: int, who: str) -> None:
@@ -374,19 +303,19 @@ class SwarmGroup(dist.ProcessGroup):
         self.fail(error)
         self._raise_if_failed()
 
-    def _send_values(self, peer: _Peer, values: Sequence[float]) -> None:
+    def _send_values(self, peer: Peer, values: Sequence[float]) -> None:
         header = self._control_header(peer.outward, len(values))
         peer.link.send(header, pack(f"<{len(values)}d", *values))
 
-    def _receive_values(self, peer: _Peer, count: int, timeout_s: float | None) -> list[float]:
+    def _receive_values(self, peer: Peer, count: int, timeout_s: float | None) -> list[float]:
         values: list[float] = []
-        awaited = _Awaited(
+        awaited = Awaited(
             self._control_header(peer.inward, count),
             lambda payload: values.extend(unpack(f"<{count}d", payload)),
         )
         peer.awaited.append(awaited)
         self.wait_until(
-            lambda: awaited.is_done, peer, lambda: _describe(peer, awaited.expected), timeout_s
+            lambda: awaited.is_done, peer, lambda: describe(peer, awaited.expected), timeout_s
         )
         return values
 
@@ -409,19 +338,19 @@ class SwarmGroup(dist.ProcessGroup):
                 if peer.awaited and peer.link.has_left:
                     raise LinkFailed(
                         f"stage {peer.stage} has ended; this stage still needs "
-                        f"{_describe(peer, peer.awaited[0].expected)}"
+                        f"{describe(peer, peer.awaited[0].expected)}"
                     )
         except SwarmError as error:
             self.fail(error)
 
-    def _deliver(self, peer: _Peer) -> None:
+    def _deliver(self, peer: Peer) -> None:
         while peer.awaited and (frame := peer.link.receive()) is not None:
             awaited = peer.awaited.popleft()
-            difference = _difference(frame.header, awaited.expected)
-            if difference:
+            other = difference(frame.header, awaited.expected)
+            if other:
                 raise FrameRefused(
-                    f"stage {peer.stage} sent {difference} where "
-                    f"{_describe(peer, awaited.expected)} was due"
+                    f"stage {peer.stage} sent {other} where "
+                    f"{describe(peer, awaited.expected)} was due"
                 )
             awaited.take(frame.payload)
             awaited.is_done = True
@@ -485,57 +414,5 @@ def find_cause(error: BaseException | None) -> SwarmError | None:
     return None
 
 
-def _difference(header: Header, expected: Header) -> str:
-    """How a frame differs from the one that is due; "" when it does not."""
-
-    def told(h: Header) -> tuple[Any, ...]:
-        return (h.kind, h.direction, h.step, h.micro_batch, h.dtype, h.shape)
-
-    if told(header) == told(expected):
-        return ""
-    return (
-        f"{header.kind.name} {header.direction.name} {header.dtype}{list(header.shape)} "
-        f"(step {header.step}, micro-batch {header.micro_batch})"
-    )
-
-
-def _describe(peer: _Peer, header: Header) -> str:
-    """A frame in words: "the gradients of micro-batch 2 of step 5 (frame 37)"."""
-    if header.kind is Kind.CONTROL:
-        what = "the sums"
-    elif header.micro_batch == VOTE:
-        what = "the shape vote"
-    else:
-        name = "activations" if header.direction is Direction.FORWARD else "gradients"
-        what = f"the {name} of micro-batch {header.micro_batch}"
-    return f"{what} of step {header.step} ({header.dtype}{list(header.shape)})"
-
-
-def _too_late(peer: _Peer, what: str, start: float, began_at: datetime) -> LinkFailed:
-    link = peer.link
-    state = "connected" if link.is_up else f"not connected ({link.trouble or 'no contact yet'})"
-    return LinkFailed(
-        f"waited {time.monotonic() - start:.1f} s, since {began_at:%H:%M:%S} UTC, for {what} "
-        f"from stage {peer.stage}, next frame {link.expected}; it is {state}",
-        hint="see that stage's log; if it is only slow, raise link_timeout_s",
-    )
-
-
 def _name(kind: TensorKind) -> str:
     return f"{str(kind.dtype).removeprefix('torch.')}{list(kind.shape)}"
-
-
-def _bytes_of(tensor: Tensor) -> memoryview:
-    """The tensor's values as bytes on the CPU; no copy when they lie there in order."""
-    flat = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
-    return flat.numpy().data
-
-
-def _fill(target: Tensor, payload: memoryview) -> None:
-    """Copy bytes into a tensor of exactly that many."""
-    if target.device.type == "cpu" and target.is_contiguous():
-        target.reshape(-1).view(torch.uint8).numpy().data[:] = payload
-        return
-    staged = torch.empty(target.shape, dtype=target.dtype)
-    _fill(staged, payload)
-    target.copy_(staged)

@@ -93,7 +93,7 @@ class Block(nn.Module):
             output = run(hidden_BTD)
         assert isinstance(output, Tensor)
         if output.requires_grad:
-            output.register_hook(self._before_backward)
+            output.register_hook(self._before_backward)  # type: ignore[no-untyped-call]
         return output
 
     def _drops(self) -> bool:

@@ -12,6 +12,7 @@ from typing import Protocol
 
 import torch
 import torch.distributed as dist
+import torch.distributed.distributed_c10d as c10d
 
 from transport.errors import SwarmError
 from transport.orders import StageOrder
@@ -69,9 +70,9 @@ class LauncherGroup:
         )
 
     @staticmethod
-    def _store(order: StageOrder) -> dist.Store:
+    def _store(order: StageOrder) -> c10d.Store:
         if order.num_stages == 1:
-            return dist.HashStore()
+            return c10d.HashStore()
         missing = [name for name in LAUNCHER_VARIABLES if name not in os.environ]
         if missing:
             raise SwarmError(
@@ -79,7 +80,7 @@ class LauncherGroup:
                 f"backend {order.settings.backend} needs a launcher that sets {missing[0]}",
                 hint="use backend swarm, or start the stages with torchrun",
             )
-        return dist.TCPStore(
+        return c10d.TCPStore(
             os.environ["MASTER_ADDR"],
             int(os.environ["MASTER_PORT"]),
             order.num_stages,

@@ -118,11 +118,11 @@ def _inputs(stage: RunningStage, batch: Batch | None) -> tuple[torch.Tensor, ...
     if not stage.order.is_first:
         return ()
     assert batch is not None
-    return (batch.tokens_BT.to(stage.device),)
+    return (batch.tokens.to(stage.device),)
 
 
 def _targets(stage: RunningStage, batch: Batch | None) -> dict[str, torch.Tensor]:
-    return {"target": batch.targets_BT} if stage.loss is not None and batch is not None else {}
+    return {"target": batch.targets} if stage.loss is not None and batch is not None else {}
 
 
 def _exchange(stage: RunningStage, own_squared_norm: float) -> _Verdict:

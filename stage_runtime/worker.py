@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from huggingface_hub.utils import disable_progress_bars
+from huggingface_hub.utils.tqdm import disable_progress_bars
 from transformers.utils import logging as transformers_logging
 
 from stage_runtime.card_memory import cannot_fit

@@ -288,9 +288,11 @@ class PipelineLinks:
 
         Idempotent. Takes at most 2 * drain_s + 1 s.
         """
-        for link in (self.previous, self.next):
-            if link is not None:
-                link.close(drain_s)
+        links = [link for link in (self.previous, self.next) if link is not None]
+        for link in links:  # so that the neighbours' own drains do not wait for each other
+            link.acknowledge()
+        for link in links:
+            link.close(drain_s)
         if self._bound is not None:
             self._bound.close(linger=0)
             self._bound = None

@@ -26,8 +26,8 @@ CURVE_BYTES: Final = 33
 """What CURVE adds to a message: libzmq's limit counts it (measured with libzmq 4.3.5)."""
 MAX_COUNTED_KEYS: Final = 1024
 HANDSHAKE_MS: Final = 5_000
-HEARTBEAT_MS: Final = 1_000
-HEARTBEAT_TIMEOUT_MS: Final = 4_000
+HEARTBEAT_MS: Final = 500
+HEARTBEAT_TIMEOUT_MS: Final = 2_500
 RECONNECT_MS: Final = 50
 RECONNECT_MAX_MS: Final = 1_000
 
@@ -93,20 +93,23 @@ class ZapHandler:
         """The verdict on the frames of one request, after its version and id."""
         _, _, domain, _address, _identity, mechanism, *credentials = request
         if mechanism != b"CURVE" or len(credentials) != 1:
-            return self._refuse(mechanism.decode("ascii", "replace"), "400", "only CURVE")
+            return self._refuse(mechanism.decode("ascii", "replace"), "only CURVE is spoken")
         key = z85.encode(credentials[0]).decode("ascii")
         with self._lock:
-            is_allowed = key in self._allowed.get(domain.decode("utf-8", "replace"), frozenset())
-        return Verdict("200", "OK", key) if is_allowed else self._refuse(key, "400", "unknown key")
+            allowed = self._allowed.get(domain.decode("utf-8", "replace"), frozenset())
+        if key in allowed:
+            return Verdict("200", "OK", key)
+        return self._refuse(key, "unknown key" if allowed else "nobody is let in yet")
 
-    def _refuse(self, who: str, status: str, text: str) -> Verdict:
-        if who not in self.refusals:
-            if len(self.refusals) >= MAX_COUNTED_KEYS:
-                who = "others"
-            else:  # a refused client dials again and again: one line a key
-                log.warning("connection refused", extra={"key": who, "why": text})
+    def _refuse(self, who: str, why: str) -> Verdict:
+        if who not in self.refusals and len(self.refusals) >= MAX_COUNTED_KEYS:
+            who = "others"
+        if not self.refusals[who]:  # a refused client dials again and again: one line a key
+            # A neighbour that loaded faster dials before this stage knows him: nothing to warn of.
+            level = logging.DEBUG if why == "nobody is let in yet" else logging.WARNING
+            log.log(level, "connection refused: %s", why, extra={"key": who})
         self.refusals[who] += 1
-        return Verdict(status, text)
+        return Verdict("400", why)
 
     def _run(self, socket: zmq.Socket[Any]) -> None:
         with socket:

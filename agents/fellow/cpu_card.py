@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from transport.errors import SwarmError
 from transport.units import GB, MB, human_bytes
 
-_SIZE = re.compile(r"^(\d+(?:\.\d+)?)(GB|MB)$", re.IGNORECASE)
+_SIZE = re.compile(r"^([0-9]+(?:\.[0-9]+)?)(GB|MB)$", re.IGNORECASE)
 _MIN_BYTES = 64 * MB
 _HINT = "write it like cpu:4GB:2 (4 GB, 2 threads), cuda, or cuda:0"
 

@@ -58,14 +58,15 @@ class Inventory:
 
     def machine(self) -> MachineReport:
         """The machine around the cards. May block on a slow disk."""
-        memory = psutil.virtual_memory()
+        memory, disk = psutil.virtual_memory(), _disk(self._places.cache_folder)
         return MachineReport(
             hostname=self._hostname,
             system=self._system,
             cores=cores(),
             memory_bytes=memory.total,
             memory_free_bytes=memory.available,
-            disk_free_bytes=_disk_free(self._places.cache_folder),
+            disk_free_bytes=disk.free if disk else None,
+            disk_total_bytes=disk.total if disk else None,
             version=swarm_version(),
             features=list(FEATURES) if self.can_train else [],
             versions=self._versions,
@@ -189,12 +190,19 @@ def swarm_version() -> str:
     return version_of("swarm-pool") or "0"
 
 
-def _disk_free(folder: Path) -> int | None:
-    """Free bytes where a folder is or would be made; None when it cannot be told."""
+@dataclass(frozen=True)
+class _Disk:
+    total: int
+    free: int
+
+
+def _disk(folder: Path) -> _Disk | None:
+    """The disk where a folder is or would be made; None when it cannot be told."""
     while not folder.exists() and folder != folder.parent:
         folder = folder.parent
     try:
-        return shutil.disk_usage(folder).free
+        usage = shutil.disk_usage(folder)
+        return _Disk(usage.total, usage.free)
     except OSError:
         return None
 

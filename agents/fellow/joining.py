@@ -10,7 +10,7 @@ import socket
 from dataclasses import replace
 from pathlib import Path
 
-from agents.answers import leader_url
+from agents.addresses import leader_url
 from agents.fellow.identity import Identity, load, prepare, save, sha256
 from agents.fellow.inventory import read_offers, swarm_version
 from agents.fellow.leader_link import LeaderLink

@@ -12,7 +12,8 @@ from typing import Self, TypeVar
 import httpx2
 from pydantic import BaseModel
 
-from agents.answers import is_loopback, problem, unreachable
+from agents.addresses import is_loopback
+from agents.answers import problem, unreachable
 from agents.fellow.spool import Line
 from transport.cards import PROTOCOL, Heartbeat
 from transport.errors import SwarmError

@@ -36,7 +36,7 @@ async def measure(card: CardReport, token: str, command: Sequence[str] = PROBE) 
     words += ["--formats", ",".join(card.number_formats)]
     code, printed, complained = await _run([*command, *words])
     speeds, error = _read(printed)
-    if code != 0 and not error:
+    if code != 0:
         lines = complained.strip().splitlines() or [f"the probe ended with exit code {code}"]
         error, speeds = clean(redact(lines[-1]), 500), []
     if error:

@@ -31,7 +31,7 @@ class Chat:
 
 
 class _Generation(Extension):
-    """{% generation %} marks the assistant's text in some templates; here it is only passed through."""
+    """{% generation %} marks the assistant's text in some templates; here it changes nothing."""
 
     tags = {"generation"}
 
@@ -70,7 +70,7 @@ class ChatTemplate:
             raise _refusal(error) from None
 
     def chat(self, messages: Messages) -> Chat:
-        """A whole chat and the assistant's spans, each from after the opening of its turn to its end.
+        """A whole chat and the assistant's spans, each from its turn's opening to its end.
 
         A span is found by rendering the chat up to the turn and through it. Where a template
         writes earlier turns differently once others follow, the content itself is looked up.
@@ -91,9 +91,9 @@ class ChatTemplate:
     ) -> tuple[int, int]:
         opening = self.render(before, ask=True) if before else ""
         through = self.render([*before, message])
-        if whole.startswith(opening) and whole.startswith(through) and opening != through:
-            if through.startswith(opening):
-                return len(opening), len(through.rstrip())
+        is_plain = whole.startswith(through) and through.startswith(opening)
+        if is_plain and opening != through:
+            return len(opening), len(through.rstrip())
         content = message["content"].strip()
         start = whole.find(content, place)
         if not content or start < 0:

@@ -1,4 +1,4 @@
-"""Models of the hub: an id and a branch become a commit, a configuration and the sizes of its files.
+"""Models of the hub: an id and a branch become a commit, a configuration and file sizes.
 
 Only config and tokenizer files are fetched here; fellows fetch weights themselves. HF_ENDPOINT and
 the hub client's own cache are honoured. Blocking calls run in threads.
@@ -97,7 +97,7 @@ def _ask_hub(hub: Any, repository: str, revision: str | None) -> HubModel:
     refuse_without_safetensors(names)
     commit = str(info.sha)
     metadata = hub.HfApi().get_safetensors_metadata(repository, revision=commit, timeout=20)
-    tensors = {
+    tensors: dict[str, Tensors] = {
         file: {name: int(t.data_offsets[1] - t.data_offsets[0]) for name, t in told.tensors.items()}
         for file, told in metadata.files_metadata.items()
     }

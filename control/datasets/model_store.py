@@ -89,9 +89,7 @@ class ModelStore:
         """
         refuse_name(file)
         target = self.adding(name) / file
-        received = await receive(
-            chunks, target.with_name(f"{file}.part"), self._limit_bytes
-        )
+        received = await receive(chunks, target.with_name(f"{file}.part"), self._limit_bytes)
         await asyncio.to_thread(settle, received.path, target)
         return StoredFile(target, received.size_bytes, received.sha256)
 
@@ -172,7 +170,7 @@ class ModelStore:
 
 def refuse_name(file: str) -> None:
     """Refuse files that a model does not need, pickled weights and code above all."""
-    if file.endswith(TAKEN) or file.split(".")[0] in PLAIN:
+    if file.endswith(TAKEN) or file.partition(".")[0] in PLAIN:
         return
     raise SwarmError(
         "invalid-input",
@@ -203,7 +201,9 @@ def read_folder(folder: Path, files: Mapping[str, Mapping[str, Any]]) -> Checked
     if NEEDED not in files:
         raise _broken(f"{NEEDED} is missing")
     if read_json(folder / "tokenizer_config.json", {}).get("auto_map"):
-        raise _broken("tokenizer_config.json names code of its own (auto_map), which never runs here")
+        raise _broken(
+            "tokenizer_config.json names code of its own (auto_map), which never runs here"
+        )
     refuse_without_safetensors(list(files))
     tensors = weight_tensors(folder)
     refuse_missing_layers(facts, tensors)
@@ -229,8 +229,10 @@ def weight_tensors(folder: Path) -> dict[str, Tensors]:
         wanted.setdefault(str(file), set()).add(str(name))
     missing = sorted(file for file in wanted if "/" in file or not (folder / file).is_file())
     if missing:
-        raise _broken(f"{len(missing)} of {len(wanted)} weight files are missing: {missing[0][:80]}")
-    found = {file: _sizes(folder / file) for file in sorted(wanted)}
+        raise _broken(
+            f"{len(missing)} of {len(wanted)} weight files are missing: {missing[0][:80]}"
+        )
+    found: dict[str, Tensors] = {file: _sizes(folder / file) for file in sorted(wanted)}
     for file, names in wanted.items():
         lacking = sorted(names - set(found[file]))
         if lacking:

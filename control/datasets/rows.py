@@ -142,8 +142,10 @@ def _text(told: Mapping[str, Any], key: str) -> str:
 
 
 def _check_unicode(value: str, key: str) -> None:
-    if any("\ud800" <= c <= "\udfff" for c in value) and not value.isascii():
-        raise ValueError(f"has a {key} with half a surrogate pair in it")
+    try:
+        value.encode("utf-8")
+    except UnicodeEncodeError:
+        raise ValueError(f"has a {key} with half a surrogate pair in it") from None
 
 
 def _messages(value: Any) -> tuple[Mapping[str, str], ...]:

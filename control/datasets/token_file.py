@@ -1,4 +1,4 @@
-"""Token files: what transport.orders.TokenFile describes, written once, measured at a sequence length.
+"""Token files: what transport.orders.TokenFile describes, written once and then measured.
 
 A safetensors file: tokens int32 [N], supervised uint8 [N], row_starts int64 [R + 1]. Its name is
 the SHA-256 of its bytes. Blocking; called in threads and in the tokenizing child.
@@ -83,7 +83,7 @@ def measure(path: Path, told: Mapping[str, Any], seq_len: int) -> Measured:
     """Cut a token file at a sequence length.
 
     Raises:
-        SwarmError: invalid-input when no sequence fits or all targets of it are masked; with numbers.
+        SwarmError: invalid-input, with numbers, when no sequence fits or all targets are masked.
     """
     tensors = load_file(str(path))
     marks, starts = tensors["supervised"], tensors["row_starts"]

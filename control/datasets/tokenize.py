@@ -4,6 +4,7 @@ text: one stream, documents ended by EOS, every token learned. prompt-completion
 completion and its EOS learned. messages: one row each, the assistant's turns and their end learned.
 """
 
+import itertools
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -69,12 +70,16 @@ class Encoder:
 
     def _long(self, text: str) -> Tokens:
         """A long text in pieces: special tokens at its start only."""
-        pieces = list(_pieces(text))
-        first = self._tokenizer.encode_batch_fast(pieces[:1])
-        rest = self._tokenizer.encode_batch_fast(pieces[1:], add_special_tokens=False)
-        opening = first[0].ids
+        pieces = _pieces(text)
+        opening = self._tokenizer.encode_batch_fast([next(pieces)])[0].ids
         opening = opening[:-1] if opening and opening[-1] == self._eos else opening
-        return self._document([*opening, *(i for one in rest for i in one.ids)])
+        parts = [np.array(opening, dtype=np.int32)]
+        # In groups: an encoding takes a hundred bytes a token until it is an array.
+        while group := list(itertools.islice(pieces, TOGETHER)):
+            encoded = self._tokenizer.encode_batch_fast(group, add_special_tokens=False)
+            parts += [np.array(one.ids, dtype=np.int32) for one in encoded]
+        ids = np.concatenate([*parts, np.array([self._eos], dtype=np.int32)])
+        return Tokens(ids, np.ones(len(ids), dtype=np.uint8))
 
     def _pair(self, row: Row) -> Tokens:
         prompt = self._tokenizer.encode(row.text).ids
@@ -107,9 +112,7 @@ def _pieces(text: str) -> Iterator[str]:
         start = end
 
 
-def _marks(
-    encoded: Any, spans: tuple[tuple[int, int], ...], special: frozenset[int]
-) -> list[int]:
+def _marks(encoded: Any, spans: tuple[tuple[int, int], ...], special: frozenset[int]) -> list[int]:
     """1 for tokens inside a span, and for the special token that ends the turn right behind it."""
     marks = [0] * len(encoded.ids)
     number = 0

@@ -42,7 +42,9 @@ def health_of(member: Member, silent_s: float, heartbeat_s: float) -> tuple[Grad
         causes.append(f"update wanted: it speaks protocol {beat.protocol}, the leader {PROTOCOL}")
     if beat is not None:
         causes += _disk_causes(beat.machine.disk_free_bytes, beat.machine.disk_total_bytes)
-        causes += [f"card {c.index} failed its self-test" for c in beat.cards if not c.number_formats]
+        causes += [
+            f"card {c.index} failed its self-test" for c in beat.cards if not c.number_formats
+        ]
     failed = any("self-test" in cause for cause in causes)
     return ("A" if not causes else "C" if failed or len(causes) > 1 else "B"), causes
 

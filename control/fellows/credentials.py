@@ -4,13 +4,11 @@ Kept in memory for looking up, in the database for good. Does not know what a sc
 """
 
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 from control.clock import Clock
 from control.fellows.secret_text import TOKEN_PREFIX, derive, sha256_text
 from control.store import tokens
 from control.store.database import Database, Tx
-from control.store.files import write_whole
 from control.store.tokens import Token
 from transport.api.operation import Scope
 from transport.api.pools import TokenRow
@@ -105,8 +103,8 @@ class Credentials:
         every = sorted(self._by_sha256.values(), key=lambda t: (t.created_at, t.token_id))
         return [self._row(token) for token in every]
 
-    async def local(self, folder: Path) -> str:
-        """The secret by which this machine's own user is admitted, also in a file of mode 0600."""
+    async def local(self) -> str:
+        """The secret by which this machine's own user is admitted."""
         mine = [t for t in self._by_sha256.values() if t.name == LOCAL_NAME and self.is_good(t)]
         if mine:
             token = max(mine, key=lambda t: t.created_at)
@@ -114,9 +112,7 @@ class Credentials:
             token = self.make(NewToken(LOCAL_NAME, "admin"))
             await self._database.write(lambda tx: tokens.add(tx, token))
             self.remember(token)
-        secret = self.secret(token.token_id)
-        write_whole(folder / "local_token", secret.encode(), mode=0o600)
-        return secret
+        return self.secret(token.token_id)
 
     async def flush_uses(self) -> None:
         """Store when tokens were last used; often enough is once a minute."""

@@ -12,7 +12,7 @@ from control.store.fellows import Invite, StoredFellow
 from transport.cards import PROTOCOL
 from transport.errors import SwarmError
 from transport.ids import RandomBytes, mint
-from transport.reports import Joined, JoinAsk
+from transport.reports import JoinAsk, Joined
 
 
 @dataclass(frozen=True)

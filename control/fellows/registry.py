@@ -17,6 +17,7 @@ from transport.cards import PROTOCOL, CardReport, Heartbeat, Speed
 from transport.errors import SwarmError, not_found
 from transport.orders import DesiredState, MeasureOrder, StageAssignment
 
+MEASURE_S = 300.0  # a fellow that has not told its figures by then will not
 MAX_HOLD_S = 25.0  # a held request ends before proxies give it up
 
 
@@ -51,6 +52,8 @@ class Member:
     online: bool = False
     assignments: tuple[StageAssignment, ...] = ()
     measure: MeasureOrder | None = None
+    measure_since: float = 0.0
+    measured_cards: set[int] = field(default_factory=set)
     committed: int = 0
     step: int | None = None
     loss: float | None = None
@@ -84,7 +87,9 @@ class Member:
         if self.beat is None:
             return []
         return [
-            card.model_copy(update={"speeds": _newest(card.speeds, self.speeds.get(card.index, []))})
+            card.model_copy(
+                update={"speeds": _newest(card.speeds, self.speeds.get(card.index, []))}
+            )
             for card in self.beat.cards
         ]
 
@@ -226,6 +231,7 @@ class Registry:
                 "conflict", f"{fellow_id} is measuring already", hint="read fellows_get in a moment"
             )
         member.measure = MeasureOrder(token=token)
+        member.measure_since, member.measured_cards = self._clock.monotonic(), set()
         self._bump(member)
 
     def take_speeds(self, fellow_id: str, card_index: int, speeds: list[Speed]) -> None:
@@ -236,10 +242,17 @@ class Registry:
             member.speeds[card_index] = _newest(known, speeds)
             self._publish("fellows", member.pool, "measured")
 
-    def end_measure(self, fellow_id: str, token: str) -> None:
-        """The order of this token has been carried out."""
+    def note_measured(self, fellow_id: str, token: str, card_index: int) -> None:
+        """A card has been measured as the order of this token asked; after the last the order ends."""
         member = self._members.get(fellow_id)
-        if member is not None and member.measure is not None and member.measure.token == token:
+        if member is None or member.measure is None or member.measure.token != token:
+            return
+        member.measured_cards.add(card_index)
+        if {card.index for card in member.cards()} <= member.measured_cards:
+            self._drop_measure(member)
+
+    def _drop_measure(self, member: Member) -> None:
+        if member.measure is not None:
             member.measure = None
             self._bump(member)
 
@@ -266,13 +279,15 @@ class Registry:
         self._last_sweep = now
         lost = []
         for member in self._members.values():
+            if member.measure and now - member.measure_since > MEASURE_S:
+                self._drop_measure(member)
             if stalled and member.heard_at is not None:
                 member.heard_at = min(now, member.heard_at + stalled)
-            if now - (member.heard_at or self._started_at) < self._timing.offline_after_s:
+            if self.silent_s(member) < self._timing.offline_after_s:
                 continue
             if member.online:
                 member.online, member.rates = False, None
-                member.measure = None
+                self._drop_measure(member)
                 self.heard.set()
                 self._publish("fellows", member.pool, "offline")
             lost.append(member.fellow_id)
@@ -304,7 +319,8 @@ def _rates(before: Heartbeat, now: Heartbeat, seconds: float) -> Rates | None:
 def _matters(before: Heartbeat, now: Heartbeat) -> bool:
     """Whether a heartbeat says something by which a waiting job might start."""
     return (
-        [(c.uuid, c.free_bytes) for c in before.cards] != [(c.uuid, c.free_bytes) for c in now.cards]
+        [(c.uuid, c.free_bytes) for c in before.cards]
+        != [(c.uuid, c.free_bytes) for c in now.cards]
         or [(s.job_id, s.phase) for s in before.stages] != [(s.job_id, s.phase) for s in now.stages]
         or before.measuring != now.measuring
     )

@@ -1,8 +1,9 @@
-"""Joins the stages' trained tensors into one folder that plain peft loads: bytes are copied, not read.
+"""Joins the stages' trained tensors into one folder that plain peft loads: bytes are copied.
 
 Knows the safetensors layout (8 bytes of length, a JSON header, then data); no torch, no numpy.
 """
 
+import itertools
 import json
 import os
 import struct
@@ -29,7 +30,7 @@ def join_tensors(parts: Sequence[Path], target: Path) -> int:
         key=lambda pair: pair[0].name,
     )
     names = [tensor.name for tensor, _ in placed]
-    double = next((a for a, b in zip(names, names[1:]) if a == b), None)
+    double = next((a for a, b in itertools.pairwise(names) if a == b), None)
     if double is not None:
         raise broken_file(target, f"two stages sent {double[:80]!r}")
     header = _header([tensor for tensor, _ in placed])
@@ -136,7 +137,8 @@ def readme(order: StageOrder) -> str:
         f"---\nbase_model: {base_name(order)}\nlibrary_name: {library}\ntags: [swarm]\n---\n\n"
         f"# {order.job_id}\n\n{kind}, trained by Swarm. {use}\n\n"
         f"- base: `{base_name(order)}`, revision `{order.model.revision}`\n"
-        f"- steps: {settings.steps} of {settings.batch_size} sequences of {settings.seq_len} tokens\n"
+        f"- steps: {settings.steps}, each of {settings.batch_size} sequences "
+        f"of {settings.seq_len} tokens\n"
         f"- learning rate: {settings.learning_rate:g} ({settings.lr_schedule}), "
         f"seed {settings.seed}\n- number format of the frozen weights: {settings.dtype}\n"
         f"- data: token file `{order.tokens.digest}`\n- plan: `{order.plan_id}`, "

@@ -9,7 +9,7 @@ from control.fellows.registry import Registry
 from control.job_states import ACTIVE
 from control.jobs.starting import assignments_of
 from control.store import jobs, stages
-from control.store.database import Database
+from control.store.database import Database, Tx
 from control.store.jobs import Job
 from control.store.stages import Stage
 from transport.orders import StageAssignment
@@ -38,7 +38,9 @@ class Dispatch:
             self._running[job_id] = _by_fellow(rows)
         elif job.state in ("failed", "cancelled") and before:
             reason = f"the job is {job.state}"
-            paused = {fellow: [_pause(one, reason) for one in told] for fellow, told in before.items()}
+            paused = {
+                fellow: [_pause(one, reason) for one in told] for fellow, told in before.items()
+            }
             self._paused[job_id] = (self._clock.monotonic(), paused)
         self._assign(fellows)
         return job, rows
@@ -69,10 +71,12 @@ class Dispatch:
         paused = [told for _, told in self._paused.values()]
         for fellow in fellows:
             everything = [*self._running.values(), *paused]
-            self._registry.assign(fellow, [one for told in everything for one in told.get(fellow, [])])
+            self._registry.assign(
+                fellow, [one for told in everything for one in told.get(fellow, [])]
+            )
 
 
-def _rows(tx: jobs.Tx, job_id: str) -> tuple[Job, list[Stage]]:
+def _rows(tx: Tx, job_id: str) -> tuple[Job, list[Stage]]:
     job = jobs.find(tx, job_id)
     assert job is not None
     return job, stages.of_job(tx, job_id, job.attempt)

@@ -1,7 +1,8 @@
 """Reports of fellows, counted once each, in one transaction: what they change in jobs and stages.
 
 A report of an older attempt, of another fellow's stage or of an unknown job is refused for good
-and counted. A late one fills in its place and never moves a job back. Runs in the database's thread.
+and counted. A late one fills in its place and never moves a job back. Runs in the database's
+thread.
 """
 
 from collections.abc import Callable
@@ -169,9 +170,7 @@ class _Intake:
             self.taken.touched[job.job_id] = job.pool
 
     def _memory(self, job: Job, stage: Stage, told: MemoryMeasured) -> None:
-        peak = Peak(
-            told.stage, told.card_index, told.peak_bytes, told.planned_bytes, told.how
-        )
+        peak = Peak(told.stage, told.card_index, told.peak_bytes, told.planned_bytes, told.how)
         stages.put_peak(self.tx, stage, peak)
         self.taken.touched[job.job_id] = job.pool
 

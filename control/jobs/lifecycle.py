@@ -35,8 +35,17 @@ log = logging.getLogger(__name__)
 
 Commit = Callable[[Callable[[Tx], JobView]], Awaitable[JobView]]
 """Runs a change in a transaction, once for each request_id, and answers after the commit."""
+Seen = Callable[[JobView], Awaitable[None]]
 TOKENIZING = "its data is being tokenized"
 CLUSTER_CHANGED = "the cluster changed since the plan was shown"
+
+
+@dataclass(frozen=True)
+class Until:
+    """What jobs_wait waits for: the end, or a step, at most so long."""
+
+    step: int | None
+    timeout_s: float
 
 
 @dataclass(frozen=True)
@@ -150,13 +159,18 @@ class Jobs:
         """A job as it is now."""
         return await self._database.read(lambda tx: job_view(tx, job_id))
 
-    async def wait(self, job_id: str, until_step: int | None, timeout_s: float) -> JobView:
-        """A job once it has ended or done a step, or when the time is over."""
-        deadline = self._tools.clock.monotonic() + timeout_s
+    async def wait(self, job_id: str, until: Until, seen: Seen | None = None) -> JobView:
+        """A job once it has ended or done a step, or when the time is over.
+
+        `seen` is called with the job each time it has moved on the way.
+        """
+        deadline = self._tools.clock.monotonic() + until.timeout_s
         while True:
             moved = self._moved.setdefault(job_id, asyncio.Event())
             view = await self.view(job_id)
-            reached = until_step is not None and view.step >= until_step
+            if seen is not None:
+                await seen(view)
+            reached = until.step is not None and view.step >= until.step
             left = deadline - self._tools.clock.monotonic()
             if reached or has_ended(view.state) or left <= 0:
                 return view
@@ -240,6 +254,7 @@ class Jobs:
         if job.pinned and job.plan is not None:
             plan = Plan.model_validate_json(job.plan)
             placed = Placed(plan, await planner.tokens(job.pool, job.config))
+            refuse_short(plan, placed.tokens)
             changed = await planner.changes(job.pool, plan)
             return placed, f"{CLUSTER_CHANGED}: {changed[0]}" if changed else ""
         placed = await planner.plan(job.pool, job.config)
@@ -277,6 +292,7 @@ class Jobs:
         changed = await self._tools.planner.changes(ask.pool, plan)
         if changed:
             raise plan_changed(plan, changed)
+        refuse_short(plan, tokens)
         return Placed(plan, tokens)
 
     async def _stored_plan(self, ask: JobsSubmit, plan_id: str) -> Plan:
@@ -360,14 +376,14 @@ class Jobs:
             await asyncio.to_thread(self._tools.files.append_records, job_id, new)
         for told in taken.measured:
             self._registry.take_speeds(fellow_id, told.card_index, list(told.speeds))
-            self._registry.end_measure(fellow_id, told.token)
+            self._registry.note_measured(fellow_id, told.token, told.card_index)
         for job_id, pool in taken.logged.items():
             self._tools.events.publish("logs", pool, "lines", job_id)
         for job_id, pool in taken.touched.items():
             await self._follow(job_id, pool)
 
     async def _follow(self, job_id: str, pool: str) -> None:
-        """Let follow from the rows of a job what follows: orders, its end, word to those who wait."""
+        """Do what the rows of a job ask for: orders, its end, word to those who wait."""
         job, rows = await self._dispatch.send(job_id)
         if job.state in ACTIVE and rows and all(row.phase == "done" for row in rows):
             self._begin_finish(job_id)
@@ -416,12 +432,27 @@ def _asked(config: JobConfig) -> JobConfig:
     return config.model_copy(update={"name": ""})
 
 
-def _all_of(
-    tx: Tx, job_id: str
-) -> tuple[Job, list[stages.Stage], Sequence[dict[str, object]]]:
+def _all_of(tx: Tx, job_id: str) -> tuple[Job, list[stages.Stage], Sequence[dict[str, object]]]:
     job = jobs.find(tx, job_id)
     assert job is not None
     return job, stages.of_job(tx, job_id, job.attempt), records.every_step(tx, job_id)
+
+
+def refuse_short(plan: Plan, tokens: TokenFile | None) -> None:
+    """Refuse data that turned out shorter than one batch of a plan made before it was tokenized.
+
+    Raises:
+        SwarmError: invalid-input, with both numbers.
+    """
+    settings = plan.view.settings
+    if tokens is None or settings is None or tokens.train_sequences >= settings.batch_size:
+        return
+    raise SwarmError(
+        "invalid-input",
+        f"the data is shorter than one batch: {tokens.train_sequences} sequences of "
+        f"{settings.seq_len} tokens, a batch needs {settings.batch_size}",
+        hint="add data to the bucket, or set a smaller train.seq_len or train.batch_size",
+    )
 
 
 def plan_changed(plan: Plan, changes: Sequence[str]) -> SwarmError:

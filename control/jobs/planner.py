@@ -17,8 +17,9 @@ from control.fellows.condition import status_of
 from control.fellows.registry import Member, Registry
 from control.jobs.lifecycle import Placed
 from control.planning.difference import difference
-from control.planning.place import PlannedModel, place
+from control.planning.place import place
 from control.planning.plan import Plan
+from control.planning.search import PlannedModel
 from control.planning.usable import FellowNow
 from control.store import buckets, plans, stages
 from control.store.buckets import BucketFile
@@ -27,7 +28,7 @@ from control.store.plans import StoredPlan
 from transport.api.job_config import JobConfig
 from transport.api.plans import DataShape
 from transport.errors import SwarmError
-from transport.orders import ModelSource, TokenFile
+from transport.orders import TokenFile
 
 
 @dataclass(frozen=True)
@@ -105,9 +106,9 @@ class PoolPlanner:
                 name.removeprefix("local:"), revision or None
             )
             folder = self._sources.models.folder(name.removeprefix("local:"))
-            return _Model(PlannedModel(_as_asked(source, config), checked.facts, checked.tensors), folder)
+            return _Model(PlannedModel(source, checked.facts, checked.tensors), folder)
         found = await self._sources.hub.resolve(name, revision or None)
-        planned = PlannedModel(_as_asked(found.source, config), found.facts, found.tensors)
+        planned = PlannedModel(found.source, found.facts, found.tensors)
         return _Model(planned, found.folder)
 
     async def _measured(
@@ -129,10 +130,6 @@ class PoolPlanner:
         names = [member.fellow_id for member in members]
         busy = await self._database.read(lambda tx: stages.busy(tx, names))
         return [_now(member, is_busy=member.fellow_id in busy) for member in members]
-
-
-def _as_asked(source: ModelSource, config: JobConfig) -> ModelSource:
-    return source.model_copy(update={"model_id": config.model.id})
 
 
 def _files(tx: Tx, pool: str, bucket: str) -> list[BucketFile]:

@@ -79,7 +79,7 @@ class Results:
         """Join the files of an attempt whose stages are all done: {file: {sha256, size_bytes}}.
 
         Raises:
-            SwarmError: stage-failed naming a stage without its file; invalid-input for a broken one.
+            SwarmError: stage-failed for a stage without its file; invalid-input for a broken one.
         """
         parts = [self.part(StageKey(s.fellow_id, s.job_id, s.attempt, s.stage)) for s in rows]
         missing = [row.stage for row, part in zip(rows, parts) if not part.is_file()]

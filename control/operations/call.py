@@ -12,7 +12,8 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from control.clock import Clock
-from control.store import requests
+from control.operations.office import Office
+from control.store import pools, requests
 from control.store.database import Database, Tx
 from control.store.requests import AnsweredRequest
 from transport.api.operation import SCOPES, Answer, Ask, Change, Operation, Scope
@@ -21,7 +22,10 @@ from transport.schema import parse
 
 A = TypeVar("A", bound=Answer)
 Progress = Callable[[float, float | None, str], Awaitable[None]]
-Handler = Callable[[Any, "Call", Any], Awaitable[Answer]]
+Handler = Callable[[Office, "Call", Any], Awaitable[Answer]]
+H = TypeVar("H", bound=Callable[..., Awaitable[Answer]])
+R = TypeVar("R", bound=Callable[..., Answer])
+MAKES_ITS_POOL = "pools_create"
 
 
 @dataclass(frozen=True)
@@ -49,19 +53,13 @@ class Call:
         return await self.once.commit(change)
 
     def with_upload_digest(self, sha256: str) -> None:
-        """The uploaded bytes are arguments too."""
+        """Bytes that came as a stream are arguments too."""
         assert self.once is not None
-        self.once.upload_sha256 = sha256
+        if self.upload is not None:
+            self.once.upload_sha256 = sha256
 
 
-class Office:
-    """What handlers work with; the leader is one. Only what run() itself needs is named here."""
-
-    database: Database
-    clock: Clock
-
-
-class Replay(Exception):  # noqa: N818 - not an error: the first answer
+class Replay(Exception):
     """This request was answered before."""
 
     def __init__(self, answer: str) -> None:
@@ -145,15 +143,15 @@ def without_secret(answer: Answer) -> Answer:
 
 
 HANDLERS: dict[str, Handler] = {}
-Restore = Callable[[Any, Any], Answer]
+Restore = Callable[[Office, Any], Answer]
 RESTORERS: dict[str, Restore] = {}
 """Puts a secret back into a stored answer, by operation."""
 
 
-def handles(operation: Operation) -> Callable[[Handler], Handler]:
+def handles(operation: Operation) -> Callable[[H], H]:
     """Register the one handler of a declared operation."""
 
-    def register(handler: Handler) -> Handler:
+    def register(handler: H) -> H:
         assert operation.name not in HANDLERS, f"{operation.name} has a handler already"
         HANDLERS[operation.name] = handler
         return handler
@@ -161,10 +159,10 @@ def handles(operation: Operation) -> Callable[[Handler], Handler]:
     return register
 
 
-def restores(operation: Operation) -> Callable[[Restore], Restore]:
+def restores(operation: Operation) -> Callable[[R], R]:
     """Register how the secret of an answer is made again."""
 
-    def register(restore: Restore) -> Restore:
+    def register(restore: R) -> R:
         RESTORERS[operation.name] = restore
         return restore
 
@@ -186,8 +184,8 @@ async def run(leader: Office, operation: Operation, call: Call, raw: Mapping[str
         )
     ask = parse(operation.asks, raw)
     pool = getattr(ask, "pool", None)
-    if pool is not None and not call.sees(pool):
-        raise no_pool(pool)
+    if pool is not None and operation.name != MAKES_ITS_POOL:
+        await need_pool(leader, call, pool)
     if operation.effect == "read":
         return await HANDLERS[operation.name](leader, call, ask)
     once = Once(leader.database, leader.clock, operation, call.who, ask)
@@ -210,8 +208,12 @@ async def _change(leader: Office, operation: Operation, call: Call, ask: Ask) ->
     return restore(leader, first) if restore else first
 
 
-def no_pool(pool: str) -> SwarmError:
-    """The refusal for a pool that is not there or out of sight."""
-    return not_found("pool", pool, hint="list yours with pools_list")
+async def need_pool(leader: Office, call: Call, pool: str) -> None:
+    """Refuse a pool that is not there or out of sight, both alike.
 
-
+    Raises:
+        SwarmError: not-found.
+    """
+    known = await leader.database.read(lambda tx: pools.find(tx, pool))
+    if known is None or not call.sees(pool):
+        raise not_found("pool", pool, hint="list yours with pools_list")

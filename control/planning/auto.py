@@ -136,18 +136,15 @@ def _slowness(cards: Sequence[Card], name: str) -> float | None:
     return total
 
 
-def trials(asked: Asked) -> Iterator[TrainSettings]:
-    """Settings to try, best first: larger batches first, recompute only after all without it."""
-    recompute = asked.config.train.recompute
-    for again in (False, True) if recompute is None else (recompute,):
-        for batch in batches(asked):
-            yield settings(asked, batch, recompute=again)
+def recompute_choices(config: JobConfig) -> tuple[bool, ...]:
+    """In order of preference: with it only when the job does not fit without it."""
+    recompute = config.train.recompute
+    return (False, True) if recompute is None else (recompute,)
 
 
-def smallest(asked: Asked) -> TrainSettings:
-    """The settings that need the least memory: what decides whether a job fits at all."""
-    recompute = asked.config.train.recompute
-    return settings(asked, batches(asked)[-1], recompute=recompute is None or recompute)
+def trials(asked: Asked, *, recompute: bool) -> Iterator[TrainSettings]:
+    """Settings to try, best first. The last one needs the least memory."""
+    return (settings(asked, batch, recompute=recompute) for batch in batches(asked))
 
 
 def batches(asked: Asked) -> list[int]:

@@ -70,24 +70,36 @@ class LeftOut:
 
 
 def search(ask: Ask, fellows: list[FellowCards], left_out: LeftOut) -> Found:
-    """All fellows if they fit; else without the smallest, and so on, down to what is needed."""
-    first_miss: Found | None = None
-    everyone = list(fellows)
-    while True:
-        found = _best(ask, fellows)
+    """All fellows if they fit, else without the smallest, and so on; recompute only after that.
+
+    Gives the nearest miss of all fellows, with the reason, when nothing fits.
+    """
+    misses: list[Found] = []
+    for recompute in auto.recompute_choices(ask.config):
+        found, reasons = _search(ask, fellows, recompute=recompute)
         if not found.reason:
+            left_out.reasons |= reasons
             return found
-        first_miss = first_miss or found
+        misses.append(found)
+    return misses[-1]
+
+
+def _search(
+    ask: Ask, fellows: list[FellowCards], *, recompute: bool
+) -> tuple[Found, dict[str, str]]:
+    """(what fits, why which cards were left out), or the miss with all fellows."""
+    dropped = LeftOut()
+    miss: Found | None = None
+    while True:
+        found = _best(ask, fellows, recompute=recompute)
+        if not found.reason:
+            return found, dropped.reasons
+        miss = miss or found
         if len(fellows) <= max(1, ask.fewest):
-            left_out.reasons = {
-                card: why
-                for card, why in left_out.reasons.items()
-                if not any(card == one.id for fellow in everyone for one in fellow.cards)
-            }
-            return first_miss
-        dropped, why = _dropped(ask, fellows, found)
-        left_out.add(dropped, why)
-        fellows = [one for one in fellows if one is not dropped]
+            return miss, {}
+        fellow, why = _dropped(ask, fellows, found)
+        dropped.add(fellow, why)
+        fellows = [one for one in fellows if one is not fellow]
 
 
 def _dropped(ask: Ask, fellows: Sequence[FellowCards], found: Found) -> tuple[FellowCards, str]:
@@ -108,34 +120,28 @@ def _dropped(ask: Ask, fellows: Sequence[FellowCards], found: Found) -> tuple[Fe
     return smallest, f"less than the {human_bytes(need)} a stage needs free"
 
 
-def _best(ask: Ask, fellows: Sequence[FellowCards]) -> Found:
+def _best(ask: Ask, fellows: Sequence[FellowCards], *, recompute: bool) -> Found:
     """The best settings that fit on these fellows, or the miss of the smallest ones."""
     asked = ask.asked(len(fellows))
-    least = _try(ask, fellows, auto.smallest(asked))
-    if not ask.config.memory_check:
-        fitting = _largest_fit(ask, fellows, asked)
-        return fitting or replace(least, reason="")
+    trials = list(auto.trials(asked, recompute=recompute))
+    least = _try(ask, fellows, trials[-1])
     if not least.split.fits:
-        return replace(
-            least, reason=f"not enough memory {_even(asked)}: {needs_line(least.split, fellows)}"
-        )
-    found = _largest_fit(ask, fellows, asked) or least
+        if not ask.config.memory_check:
+            return least
+        why = f"not enough memory {_even(asked)}: {needs_line(least.split, fellows)}"
+        return replace(least, reason=why)
+    tried = (_try(ask, fellows, settings) for settings in trials)
+    found = next((one for one in tried if one.split.fits), least)
     lacks = [lack for stage in found.split.stages if (lack := _disk_lack(ask, stage))]
-    return replace(found, reason=f"not enough disk: {'; '.join(lacks)}") if lacks else found
+    if lacks and ask.config.memory_check:
+        return replace(found, reason=f"not enough disk: {'; '.join(lacks)}")
+    return found
 
 
 def _even(asked: auto.Asked) -> str:
     batch = auto.batches(asked)[-1]
     automatic = asked.config.train.batch_size == "auto"
     return f"even at batch {batch}" if automatic else f"at batch {batch}"
-
-
-def _largest_fit(ask: Ask, fellows: Sequence[FellowCards], asked: auto.Asked) -> Found | None:
-    for settings in auto.trials(asked):
-        found = _try(ask, fellows, settings)
-        if found.split.fits:
-            return found
-    return None
 
 
 def _try(ask: Ask, fellows: Sequence[FellowCards], settings: TrainSettings) -> Found:

@@ -117,10 +117,7 @@ class JobFiles:
                 and (after is None or number > after)
             ]
             num = log.num
-        if after is None:
-            shown = fitting[-wanted.limit :]
-        else:
-            shown = fitting[: wanted.limit]
+        shown = fitting[-wanted.limit :] if after is None else fitting[: wanted.limit]
         all_shown = after is None or len(shown) == len(fitting)
         last = num if all_shown else shown[-1][0]
         return [line for _, line in shown], len(fitting) - len(shown), last

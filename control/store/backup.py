@@ -1,8 +1,9 @@
-"""Backup and restore of a leader: its database, data, results and (when asked) models, in one tar file.
+"""Backup and restore of a leader: database, data, results and (when asked) models in one tar.
 
 Restoring checks the file first and never writes over a leader that is there.
 """
 
+import asyncio
 import contextlib
 import shutil
 import sqlite3
@@ -25,22 +26,29 @@ async def backup(database: Database, data: Path, target: Path, folders: Iterable
     Raises:
         SwarmError: conflict when the file is there already.
     """
-    if target.exists():
-        raise SwarmError("conflict", f"{target} is there already", hint="name a new file")
     copy = target.with_name(f"{target.name}.db")
+    _refuse_there(target)
     try:
         await database.backup(copy)
-        _pack(data, copy, target, folders)
+        await asyncio.to_thread(_pack, data, copy, target, folders)
     finally:
-        copy.unlink(missing_ok=True)
+        _drop(copy)
+
+
+def _refuse_there(target: Path) -> None:
+    if target.exists():
+        raise SwarmError("conflict", f"{target} is there already", hint="name a new file")
+
+
+def _drop(path: Path) -> None:
+    path.unlink(missing_ok=True)
 
 
 def backup_stopped(data: Path, target: Path, folders: Iterable[str]) -> None:
     """The same for a leader that does not run. The caller holds its folder (files.only_leader)."""
     if not (data / DATABASE).is_file():
         raise SwarmError("not-found", f"there is no leader in {data}", hint="name it with --data")
-    if target.exists():
-        raise SwarmError("conflict", f"{target} is there already", hint="name a new file")
+    _refuse_there(target)
     copy = target.with_name(f"{target.name}.db")
     try:
         with (

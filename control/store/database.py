@@ -47,7 +47,7 @@ class _Connection(aiosqlite.Connection):
     """aiosqlite's connection and thread; a whole closure runs there in one visit."""
 
     async def visit(self, run: Callable[[Tx], T]) -> T:
-        return cast("T", await self._execute(run, self._conn))
+        return cast("T", await self._execute(run, self._conn))  # type: ignore[no-untyped-call]
 
 
 class Database:
@@ -195,7 +195,7 @@ def _run_in_savepoint(tx: Tx, run: Callable[[Tx], Any]) -> _Outcome:
     tx.execute("SAVEPOINT one")
     try:
         value = run(tx)
-    except Exception as error:  # noqa: BLE001 - carried to the one who asked
+    except Exception as error:
         if not tx.in_transaction:
             # SQLite took the whole transaction back (full disk, I/O error): no one's write stands.
             raise sqlite3.OperationalError(str(error)) from error

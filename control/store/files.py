@@ -35,29 +35,36 @@ async def receive(chunks: AsyncIterator[bytes], target: Path, limit_bytes: int) 
     Raises:
         SwarmError: too-large past the limit, storage-full. Nothing is left behind then.
     """
-    await asyncio.to_thread(target.parent.mkdir, parents=True, exist_ok=True)
     digest, size = hashlib.sha256(), 0
-    handle = await asyncio.to_thread(target.open, "wb")
     try:
-        with handle:
+        await asyncio.to_thread(target.parent.mkdir, parents=True, exist_ok=True)
+        with await asyncio.to_thread(target.open, "wb") as handle:
             async for piece in _pieces(chunks):
                 size += len(piece)
-                if size > limit_bytes:
-                    raise SwarmError(
-                        "too-large",
-                        f"the file is larger than {human_bytes(limit_bytes)}, the most taken here",
-                        hint="send it in parts",
-                        facts={"limit_bytes": limit_bytes},
-                    )
+                _refuse_large(size, limit_bytes)
                 await asyncio.to_thread(_take, handle, digest, piece)
             await asyncio.to_thread(_sync, handle)
     except OSError as error:
-        target.unlink(missing_ok=True)
+        _drop(target)
         raise disk_refusal(error, target.name) from error
     except BaseException:
-        target.unlink(missing_ok=True)
+        _drop(target)
         raise
     return StoredFile(target, size, digest.hexdigest())
+
+
+def _drop(path: Path) -> None:
+    path.unlink(missing_ok=True)
+
+
+def _refuse_large(size: int, limit_bytes: int) -> None:
+    if size > limit_bytes:
+        raise SwarmError(
+            "too-large",
+            f"the file is larger than {human_bytes(limit_bytes)}, the most taken here",
+            hint="send it in parts",
+            facts={"limit_bytes": limit_bytes},
+        )
 
 
 async def _pieces(chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:

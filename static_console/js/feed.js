@@ -16,6 +16,7 @@ export class Feed {
     this.log = new LogFeed(store, (problem, otherwise) => this.#refuse(problem, otherwise));
     this.isReading = {}; // stage -> whether its records are being read now
     this.fellowsAt = 0;
+    this.isJobShut = false; // the stream goes without the job: it could not be read
     this.stream = new Stream({
       event: (kind, data) => this.#hear(kind, data),
       opened: () => this.#connection({ state: "open", retryAt: null }),
@@ -44,6 +45,7 @@ export class Feed {
 
   /** Show this job from now on. */
   pick(jobId) {
+    this.isJobShut = false;
     this.store.dispatch({ type: "pick", jobId });
     this.#follow();
   }
@@ -57,6 +59,7 @@ export class Feed {
 
   /** Connect at once and ask again for what could not be read. */
   retry() {
+    this.isJobShut = false;
     this.#follow();
   }
 
@@ -67,7 +70,8 @@ export class Feed {
   #follow() {
     const { pool, jobId } = this.store.state;
     this.log.begin(jobId);
-    this.stream.follow({ pool, jobId: this.log.isWanted ? jobId : null });
+    const isWithJob = this.log.isWanted && !this.isJobShut;
+    this.stream.follow({ pool, jobId: isWithJob ? jobId : null });
   }
 
   #connection(change) {
@@ -87,7 +91,7 @@ export class Feed {
     this.store.dispatch({ type: "snapshot", data });
     const { jobId, jobs } = this.store.state;
     if (data.job) this.#heardView(data.job);
-    else if (jobId) this.#view();
+    else if (jobId && !this.isJobShut) this.#view();
     else if (jobs.rows.length) this.pick(sortedJobs(jobs.rows)[0].job_id);
     if (data.logs) this.log.snapshot(data.logs);
   }
@@ -163,22 +167,23 @@ export class Feed {
     }
   }
 
-  /** After a failure: whether trying again makes sense. A job that is not there is let go. */
+  /** After a failure: whether trying again makes sense. */
   async #mayGoOn() {
     const { pool, jobId } = this.store.state;
     try {
       await get("/cluster", { pool });
-      if (jobId) await get(`/jobs/${jobId}`).catch((problem) => this.#letGo(problem));
+      if (jobId && !this.isJobShut) await get(`/jobs/${jobId}`).catch((problem) => this.#shut(problem));
     } catch (problem) {
       this.#refuse(problem);
     }
     return !["out", "refused"].includes(this.store.state.access);
   }
 
-  #letGo(problem) {
-    if (problem.status !== 404) throw problem;
+  /** A job that cannot be read must not keep the pool's figures away. */
+  #shut(problem) {
+    if (!problem.status || problem.status === 401) throw problem;
     this.store.dispatch({ type: "view_problem", problem });
-    this.log.isWanted = false;
+    this.isJobShut = true;
     this.#follow();
   }
 

@@ -102,12 +102,14 @@ function shared(row) {
 
 /** A late report never moves a job back: step and loss follow the highest step of one attempt. */
 function forward(known, told) {
-  if (!known || told.step >= known.step || isAgain(known, told)) return told;
-  return { ...told, step: known.step, loss: known.loss };
+  // A row of the list does not name the attempt: the one known from the whole view holds on.
+  const row = { ...told, attempt: told.attempt ?? known?.attempt ?? null };
+  if (!known || told.step >= known.step || isAgain(known, row)) return row;
+  return { ...row, step: known.step, loss: known.loss };
 }
 
 const isAgain = (known, told) =>
-  (told.attempt ?? 0) > (known.attempt ?? 0) || FROM_THE_START.includes(told.state);
+  (known.attempt != null && told.attempt > known.attempt) || FROM_THE_START.includes(told.state);
 
 function picked(state, jobId) {
   if (jobId === state.jobId) return state;

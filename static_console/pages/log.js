@@ -33,7 +33,7 @@ export function log(store, feed) {
     part.isOpen = isOpen;
     feed.setLogs(isOpen);
     redraw();
-    (isOpen ? part.list.region : part.openButton).focus();
+    (isOpen ? close : part.openButton).focus();
   };
   close.addEventListener("click", () => turn(false));
   part.openButton.addEventListener("click", () => turn(true));

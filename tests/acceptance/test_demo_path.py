@@ -7,13 +7,16 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import httpx2
 import pytest
 import torch
 from mcp import Client as McpClient
+from mcp.client.streamable_http import streamable_http_client
 from peft import PeftModel
 from transformers import AutoModelForCausalLM
 
@@ -195,11 +198,11 @@ def test_a_plan_of_cards_that_have_filled_up_since_is_refused(pool: RealPool) ->
     pool.wait_end(running.job_id)
 
 
-def mcp_client(pool: RealPool, mode: Any) -> McpClient:
+@asynccontextmanager
+async def mcp_client(pool: RealPool, mode: Any) -> AsyncIterator[McpClient]:
     """An MCP client with the owner's token, in one era of the protocol."""
-    import httpx2
-    from mcp.client.streamable_http import streamable_http_client
-
     headers = {"Authorization": f"Bearer {pool.token}"}
-    http = httpx2.AsyncClient(headers=headers, timeout=60)
-    return McpClient(streamable_http_client(f"{pool.url}/mcp", http_client=http), mode=mode)
+    async with httpx2.AsyncClient(headers=headers, timeout=60) as http:
+        transport = streamable_http_client(f"{pool.url}/mcp", http_client=http)
+        async with McpClient(transport, mode=mode) as client:
+            yield client

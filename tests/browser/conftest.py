@@ -56,12 +56,12 @@ def _leader() -> Iterator[Leader]:
 
 
 @pytest.fixture
-def leader(_leader: Leader) -> Iterator[Leader]:
+def leader(_leader: Leader) -> Leader:
     """The doors, with an empty pool behind them."""
     if not _leader.thread.is_alive():
         _leader.start()
     _leader.twin.__dict__.update(PoolTwin(watchers=_leader.twin.watchers).__dict__)
-    yield _leader
+    return _leader
 
 
 @pytest.fixture
@@ -72,7 +72,7 @@ def complaints() -> list[str]:
 
 @pytest.fixture
 def open_page(chromium: Browser, leader: Leader, complaints: list[str]) -> Iterator[Open]:
-    """Opens the training page, signed in, at the sample's time; checks for complaints at the end."""
+    """Opens the training page, signed in, at the sample's time; at the end nothing complained."""
     contexts = []
 
     def go(

@@ -1,6 +1,7 @@
-"""axe with the WCAG 2.2 AA rules on the page's states, light and dark: nothing to complain about."""
+"""axe with the WCAG 2.2 AA rules on the page's states, light and dark: no violation."""
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 from axe_playwright_python.sync_playwright import Axe
@@ -37,7 +38,7 @@ def failed(twin: PoolTwin) -> None:
 
 
 def completed(twin: PoolTwin) -> None:
-    given = {"state": "completed", "evaluations": [BASE, TRAINED], "adapter_ready": True}
+    given: dict[str, Any] = {"state": "completed", "evaluations": [BASE, TRAINED], "adapter_ready": True}
     a_run(twin, step=40, ended_at=NOW, **given)
 
 

@@ -1,4 +1,4 @@
-"""The console's pure modules, run in the browser: smoothing, thinning, formats, the store's rules."""
+"""The console's pure modules, run in the browser: smoothing, thinning, formats, the store."""
 
 from typing import Any
 

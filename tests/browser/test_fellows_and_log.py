@@ -151,4 +151,4 @@ def test_clear_empties_the_view_and_close_ends_the_subscription(
     with page.expect_request(re.compile("/api/v1/events")) as again:
         page.get_by_role("button", name="Open the log").click()
     assert f"job_id={JOB}" in again.value.url
-    expect(page.get_by_role("log")).to_be_focused()
+    expect(page.get_by_role("button", name="Close")).to_be_focused()

@@ -1,6 +1,7 @@
 """The tiles and the training run panel: figures, curve, table, error, stop, live changes."""
 
 import re
+from typing import Any
 
 import pytest
 from playwright.sync_api import Locator, Page, expect
@@ -215,7 +216,7 @@ def test_a_failed_run_shows_the_first_error_as_text(open_page: Open, leader: Lea
 def test_evaluations_are_compared_and_the_adapter_can_be_fetched(
     open_page: Open, leader: Leader
 ) -> None:
-    given = {"state": "completed", "evaluations": [BASE, TRAINED], "adapter_ready": True}
+    given: dict[str, Any] = {"state": "completed", "evaluations": [BASE, TRAINED], "adapter_ready": True}
     a_run(leader.twin, step=40, ended_at=NOW, **given)
     run = panel(open_page())
     expect(run.get_by_text("0.398 nats lower than the base model")).to_be_visible()
@@ -296,7 +297,7 @@ def test_a_waiting_run_says_why(open_page: Open, leader: Leader) -> None:
     expect(run.locator(".badge")).to_have_text("Pending")
     assert tile(page, "Training run", "Step") == "0 of 40"
     assert tile(page, "Training run", "Loss") == "– no loss yet no loss yet"
-    expect(run.get_by_text("The run is not placed yet.")).to_be_visible()
+    expect(run.get_by_text("The run is not placed yet.", exact=True)).to_be_visible()
 
 
 def test_the_run_of_a_selected_fellow_is_marked(open_page: Open, leader: Leader) -> None:

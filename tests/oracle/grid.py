@@ -62,7 +62,8 @@ def whole_grid() -> list[Point]:
     points = []
     for model in TINY:
         for method in ("lora", "full"):
-            counts = (1, 2, 3, num_layers_of(model)) if model == "llama-untied-72" else (1, 2, 3)
+            counts: tuple[int, ...] = (1, 2, 3)
+            counts += (num_layers_of(model),) if model == "llama-untied-72" else ()
             counts = (1,) if method == "full" and model in TIED else counts
             points += [
                 Point(model, stages, micro_batches, method, clips, layout)

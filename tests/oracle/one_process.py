@@ -41,7 +41,7 @@ def plain_model(folder: Path, settings: TrainSettings) -> Any:
         return model
     config = LoraConfig(
         r=settings.lora.rank,
-        lora_alpha=settings.lora.alpha,  # type: ignore[arg-type]
+        lora_alpha=settings.lora.alpha,
         lora_dropout=settings.lora.dropout,
         target_modules=list(settings.lora.target_modules),
         fan_in_fan_out=model.config.model_type == "gpt2",
@@ -56,8 +56,8 @@ def plain_model(folder: Path, settings: TrainSettings) -> Any:
 
 def losses_of(model: Any, batch: Batch) -> tuple[Tensor, Tensor]:
     """(sum of cross entropies over supervised targets, how many guesses were right)."""
-    logits = model(input_ids=batch.tokens_BT, use_cache=False).logits.float()
-    targets = batch.targets_BT.reshape(-1)
+    logits = model(input_ids=batch.tokens, use_cache=False).logits.float()
+    targets = batch.targets.reshape(-1)
     flat = logits.reshape(-1, logits.shape[-1])
     total = functional.cross_entropy(flat, targets, ignore_index=-100, reduction="sum")
     right = ((flat.argmax(-1) == targets) & (targets != -100)).sum()
@@ -96,7 +96,7 @@ def train(
         assert batch.num_targets, "the reference has no answer for a step without targets"
         total, _ = losses_of(model, batch)
         loss = total / batch.num_targets
-        loss.backward()
+        loss.backward()  # type: ignore[no-untyped-call]
         limit = settings.max_grad_norm or float("inf")
         told.norms.append(float(torch.nn.utils.clip_grad_norm_(weights, limit)))
         for group in optimizer.param_groups:

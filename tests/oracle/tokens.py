@@ -72,7 +72,8 @@ def packed_text(cache: Path, *, seq_len: int, sequences: int, held_out: int = 3)
 
 def ragged_chat(cache: Path, *, seq_len: int, rows: int, held_out: int = 3) -> TokenFile:
     """Rows of unlike lengths, answers supervised; a quarter of the rows has no supervised token, so
-    that micro-batches are empty now and then, and no whole step is. Some rows are longer than seq_len."""
+    that micro-batches are empty now and then, and no whole step is. Some rows are longer than
+    seq_len."""
     random = np.random.default_rng(6)
     texts, masks = [], []
     for row in range(rows):

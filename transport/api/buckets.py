@@ -133,7 +133,8 @@ class ExportedFile(Model):
 
 class ModelExported(Answer):
     job_id: JobId
-    kind: Literal["peft"]
+    kind: Literal["peft", "safetensors"]
+    """peft: an adapter folder. safetensors: the trained tensors of a full fine-tune."""
     base_model_id: str
     base_revision: str
     files: list[ExportedFile]

@@ -7,8 +7,8 @@ from pathlib import Path
 import httpx2
 import pytest
 
+from control.jobs.results import StageKey
 from mcp_server import fellow_api
-from mcp_server.office import StageKey
 from tests.unit.mcp_server.twin import CREDENTIAL, FELLOW, IDLE, INVITE, House, sample, stored
 from transport.cards import Heartbeat, MachineReport
 from transport.orders import DesiredState

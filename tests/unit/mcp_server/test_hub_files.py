@@ -14,7 +14,7 @@ from huggingface_hub.errors import (
     RevisionNotFoundError,
 )
 
-from mcp_server.office import StoredModel
+from mcp_server.office import ShownModel
 from tests.unit.mcp_server.twin import CREDENTIAL, House, stored
 
 REVISION = "c0ffee" + "0" * 34
@@ -29,7 +29,7 @@ def endpoint(house: House, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> s
         "config.json": stored(tmp_path / "config", b'{"model_type": "llama"}'),
         "model.safetensors": stored(tmp_path / "weights", WEIGHTS),
     }
-    house.twin.models["tiny"] = StoredModel(REVISION, files)
+    house.twin.models["tiny"] = ShownModel(REVISION, files)
     return f"{house.url}/fellow/v1/hub"
 
 

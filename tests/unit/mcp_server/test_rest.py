@@ -129,6 +129,8 @@ async def test_no_such_address_and_a_wrong_method_are_problems_too(house: House)
     async with house.client("swt_reader") as client:
         missing = await client.get("/api/v1/nothing")
         wrong = await client.patch("/api/v1/jobs")
+        odd = await client.post("/api/v1/models//files")
+    assert (odd.status_code, odd.json()["code"]) == (404, "not-found")
     assert (missing.status_code, missing.json()["code"]) == (404, "not-found")
     assert (wrong.status_code, wrong.json()["status"]) == (405, 405)
     assert wrong.headers["allow"]

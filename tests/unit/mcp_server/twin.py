@@ -15,8 +15,10 @@ import uvicorn
 from anyio.lowlevel import checkpoint
 from pydantic import BaseModel
 
+from control.jobs.results import StageKey
+from control.store.files import StoredFile
 from mcp_server.app import Doors, build_app
-from mcp_server.office import Caller, Changed, Question, StageKey, StoredFile, StoredModel
+from mcp_server.office import Caller, Changed, Question, ShownModel
 from mcp_server.sessions import Sessions
 from transport.api.operation import SCOPES, Answer
 from transport.cards import Heartbeat
@@ -94,7 +96,7 @@ class Twin:
     uploads: list[bytes] = field(default_factory=list)
     adapters: dict[StageKey, bytes] = field(default_factory=dict)
     files: dict[str, StoredFile] = field(default_factory=dict)
-    models: dict[str, StoredModel] = field(default_factory=dict)
+    models: dict[str, ShownModel] = field(default_factory=dict)
     beats: list[Heartbeat] = field(default_factory=list)
     batches: list[ReportBatch] = field(default_factory=list)
     desired: DesiredState = IDLE
@@ -159,7 +161,7 @@ class Twin:
     async def token_file(self, fellow_id: str, digest: str) -> StoredFile | None:
         return self.files.get(digest)
 
-    async def model(self, fellow_id: str, name: str) -> StoredModel | None:
+    async def model(self, fellow_id: str, name: str) -> ShownModel | None:
         return self.models.get(name)
 
     async def adapter_file(self, job_id: str, name: str) -> StoredFile | None:
@@ -215,15 +217,28 @@ async def open_house(folder: Path, console: Path | None = None) -> AsyncIterator
     """Start the doors around a twin; stop them at the end."""
     twin = Twin()
     doors = Doors(twin, Sessions(b"k" * 32), console=console or folder / "console")
-    listener = socket.socket()
-    listener.bind(("127.0.0.1", 0))
+    async with open_doors(doors, listener()) as (url, server):
+        yield House(twin, doors, url, server)
+
+
+def listener() -> socket.socket:
+    """A socket on a free loopback port."""
+    made = socket.socket()
+    made.bind(("127.0.0.1", 0))
+    return made
+
+
+@asynccontextmanager
+async def open_doors(
+    doors: Doors, where: socket.socket
+) -> AsyncIterator[tuple[str, uvicorn.Server]]:
+    """Serve the doors over real HTTP: (url, server)."""
     config = uvicorn.Config(build_app(doors), log_config=None, timeout_graceful_shutdown=2)
     server = uvicorn.Server(config)
-    serving = asyncio.create_task(server.serve([listener]))
-    url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+    serving = asyncio.create_task(server.serve([where]))
     try:
         await until(lambda: server.started or serving.done())
-        yield House(twin, doors, url, server)
+        yield f"http://127.0.0.1:{where.getsockname()[1]}", server
     finally:
         doors.closing.set()
         server.should_exit = True

@@ -130,7 +130,12 @@ class Stage:
         for parameter in model.parameters():
             parameter.requires_grad_(case.targets is None)
         if case.targets is not None:
-            lora = LoraConfig(r=case.rank, lora_alpha=16, target_modules=list(case.targets))
+            lora = LoraConfig(
+                r=case.rank,
+                lora_alpha=16,
+                target_modules=list(case.targets),
+                fan_in_fan_out=config.model_type == "gpt2",
+            )
             inject_adapter_in_model(lora, model)
             for name, parameter in model.named_parameters():
                 if "lora_" in name:

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from functools import partial
 from math import isnan
 from pathlib import Path
 from typing import Any
@@ -26,7 +27,8 @@ from stage_runtime.process_group import (
 from tests.unit.stage_runtime.pipeline_run import Outcome, Task, run_alone, run_pipeline
 from transport.errors import SwarmError
 from transport.frames import VOTE, Direction, FrameRefused, Header, Kind
-from transport.link import WINDOW_FRAMES, Link, LinkFailed, LinkName
+from transport.go_back_n import WINDOW_FRAMES
+from transport.link import Link, LinkFailed, LinkName
 from transport.loopback import Line
 
 JOB = "j-aaaabbbb"
@@ -117,7 +119,7 @@ def pair() -> Iterator[tuple[SwarmGroup, SwarmGroup]]:
 def test_an_exchange_adds_in_stage_order_and_gives_all_the_same_bits(num_stages: int) -> None:
     groups = chain(num_stages)
     values = [[0.1 * (stage + 1), 1e16 if stage == 0 else 1.0] for stage in range(num_stages)]
-    told = at_once([lambda g=g, v=v: g.exchange(v) for g, v in zip(groups, values, strict=True)])
+    told = at_once([partial(g.exchange, v) for g, v in zip(groups, values, strict=True)])
     expected = values[0]
     for more in values[1:]:
         expected = [one + other for one, other in zip(expected, more, strict=True)]
@@ -203,7 +205,7 @@ def test_a_pause_runs_along_the_chain_and_the_first_error_stays() -> None:
         group.close()
 
 
-def test_a_wait_that_takes_too_long_says_for_what(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_wait_that_takes_too_long_says_for_what() -> None:
     near, far = chain(2, timeout_s=0.05)
     far.begin_step(7)
     far.recv([torch.empty(2, 3)], 0, 0)
@@ -366,7 +368,7 @@ def test_the_engine_unpickles_nothing_that_a_neighbour_sends(tmp_path: Path) -> 
     hostile.send(A_VOTE, (0).to_bytes(4, "little"))
     hostile.send(replace(A_VOTE, micro_batch=0, dtype="int64"), len(weapon).to_bytes(8, "little"))
     hostile.send(replace(A_VOTE, micro_batch=0, dtype="uint8", shape=(len(weapon),)), weapon)
-    with pytest.raises(Exception) as caught:  # noqa: PT011 (the engine may wrap it)
+    with pytest.raises(Exception) as caught:
         schedule.step(target=torch.zeros(2, 3))
     assert isinstance(find_cause(caught.value), FrameRefused)
     assert not proof.exists()

@@ -24,7 +24,8 @@ from tests.unit.transport.ends import (
 from transport.direct import LinkOptions, PipelineLinks
 from transport.errors import SwarmError
 from transport.frames import Header, Kind, decode, encode, job_tag
-from transport.link import WINDOW_FRAMES, GoBackN, Link, LinkFailed, LinkName
+from transport.go_back_n import WINDOW_FRAMES, GoBackN
+from transport.link import Link, LinkFailed, LinkName
 from transport.loopback import Line
 from transport.orders import Links
 

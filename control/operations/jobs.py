@@ -1,0 +1,230 @@
+"""Handlers: training jobs."""
+
+import asyncio
+
+from control.jobs.lifecycle import Until
+from control.jobs.views import job_row, job_view
+from control.operations.call import Call, handles
+from control.operations.office import Office
+from control.records.job_files import Wanted
+from control.records.smoothing import smooth
+from control.store import jobs, pools, records, stages
+from control.store.database import Tx
+from control.store.jobs import Job, Page
+from control.store.records import Span
+from transport.api.jobs import (
+    JOBS_CANCEL,
+    JOBS_GET,
+    JOBS_LIST,
+    JOBS_LOGS,
+    JOBS_PLAN,
+    JOBS_RECORDS,
+    JOBS_SUBMIT,
+    JOBS_WAIT,
+    JobsCancel,
+    JobsGet,
+    JobsList,
+    JobsListed,
+    JobsLogged,
+    JobsLogs,
+    JobsPlan,
+    JobsRecorded,
+    JobsRecords,
+    JobsSubmit,
+    JobsWait,
+    JobView,
+    LogRow,
+    StepRow,
+)
+from transport.api.operation import Next
+from transport.api.plans import PlanView
+from transport.errors import SwarmError, not_found
+
+
+async def need_job(leader: Office, call: Call, job_id: str) -> Job:
+    """A job that the caller may see.
+
+    Raises:
+        SwarmError: not-found.
+    """
+    job = await leader.database.read(lambda tx: jobs.find(tx, job_id))
+    if job is None or not call.sees(job.pool):
+        raise not_found("job", job_id, hint="list them with jobs_list")
+    return job
+
+
+@handles(JOBS_PLAN)
+async def jobs_plan(leader: Office, call: Call, ask: JobsPlan) -> PlanView:
+    """Plan, and keep the plan under its id."""
+    await leader.planner.warm(ask.pool, ask.config)
+    placed = await leader.planner.plan(ask.pool, ask.config)
+    await leader.planner.keep(ask.pool, placed.plan, leader.clock)
+    view = placed.plan.view
+    asked = {"pool": ask.pool, "config": ask.config.model_dump(mode="json", exclude_unset=True)}
+    if view.plan_id is not None and view.fits:
+        pinned = {**asked, "plan_id": view.plan_id}
+        call_now = Next(operation="jobs_submit", arguments=pinned, why="start exactly this plan")
+    else:
+        waiting = {**asked, "unpinned": True}
+        call_now = Next(
+            operation="jobs_submit", arguments=waiting, why="let it wait until it can start"
+        )
+    return view.model_copy(update={"next": [*view.next, call_now][:3]})
+
+
+@handles(JOBS_SUBMIT)
+async def jobs_submit(leader: Office, call: Call, ask: JobsSubmit) -> JobView:
+    """Accept a job."""
+    return await leader.jobs.submit(ask, call.who, call.commit)
+
+
+@handles(JOBS_LIST)
+async def jobs_list(leader: Office, call: Call, ask: JobsList) -> JobsListed:
+    """A page of jobs."""
+    offset = _offset(ask.cursor)
+
+    def read(tx: Tx) -> JobsListed:
+        seen = [pool.pool for pool in pools.every(tx) if call.sees(pool.pool)]
+        wanted = tuple([ask.pool] if ask.pool else seen)
+        found, total = jobs.page(tx, Page(wanted, ask.state, ask.limit, offset))
+        rows = [job_row(tx, job) for job in found]
+        omitted = max(0, total - offset - len(rows))
+        first = [
+            Next(operation="jobs_get", arguments={"job_id": row.job_id}, why="look at this one")
+            for row in rows[:1]
+        ]
+        return JobsListed(
+            summary=_list_words(total, ask),
+            next=first,
+            jobs=rows,
+            omitted=omitted,
+            cursor=str(offset + len(rows)) if omitted else None,
+        )
+
+    return await leader.database.read(read)
+
+
+def _offset(cursor: str | None) -> int:
+    if cursor is None:
+        return 0
+    if not cursor.isascii() or not cursor.isdecimal() or len(cursor) > 9:
+        raise SwarmError(
+            "expired", f"cursor {cursor!r} is not one of this list", hint="begin without a cursor"
+        )
+    return int(cursor)
+
+
+def _list_words(total: int, ask: JobsList) -> str:
+    kind = f"{ask.state} " if ask.state else ""
+    return f"{total} {kind}job{'' if total == 1 else 's'}{f' in {ask.pool}' if ask.pool else ''}."
+
+
+@handles(JOBS_GET)
+async def jobs_get(leader: Office, call: Call, ask: JobsGet) -> JobView:
+    """One job."""
+    await need_job(leader, call, ask.job_id)
+    return await leader.database.read(lambda tx: job_view(tx, ask.job_id))
+
+
+@handles(JOBS_WAIT)
+async def jobs_wait(leader: Office, call: Call, ask: JobsWait) -> JobView:
+    """One job, later."""
+    await need_job(leader, call, ask.job_id)
+    told = -1
+
+    async def seen(view: JobView) -> None:
+        nonlocal told
+        if call.progress is not None and view.step > told:
+            told = view.step
+            await call.progress(float(view.step), float(view.steps), view.summary)
+
+    return await leader.jobs.wait(ask.job_id, Until(ask.until_step, ask.timeout_s), seen)
+
+
+@handles(JOBS_LOGS)
+async def jobs_logs(leader: Office, call: Call, ask: JobsLogs) -> JobsLogged:
+    """Log lines of a job's stages."""
+    await need_job(leader, call, ask.job_id)
+    after = None if ask.cursor is None else _offset(ask.cursor)
+    wanted = Wanted(ask.level, ask.stage, ask.limit, after)
+    lines, omitted, last = await asyncio.to_thread(leader.files.read_lines, ask.job_id, wanted)
+    return JobsLogged(
+        summary=f"{len(lines)} log lines of {ask.job_id}"
+        + (
+            f", {omitted} {'older' if after is None else 'newer'} ones left out."
+            if omitted
+            else "."
+        ),
+        next=[
+            Next(
+                operation="jobs_logs",
+                arguments={"job_id": ask.job_id, "cursor": str(last)},
+                why="read what comes next",
+            )
+        ],
+        lines=[
+            LogRow(
+                at=line.at,
+                stage=line.stage,
+                fellow_id=line.fellow_id,
+                level=line.level,
+                untrusted_text=line.text,
+            )
+            for line in lines
+        ],
+        omitted=omitted,
+        cursor=str(last),
+    )
+
+
+@handles(JOBS_RECORDS)
+async def jobs_records(leader: Office, call: Call, ask: JobsRecords) -> JobsRecorded:
+    """Measured steps of one stage."""
+    job = await need_job(leader, call, ask.job_id)
+
+    def read(tx: Tx) -> tuple[list[StepRow], int]:
+        last = max(0, len(stages.of_job(tx, job.job_id, job.attempt)) - 1)
+        stage = last if ask.stage is None else ask.stage
+        span = Span(job.job_id, stage, ask.from_step, ask.limit)
+        return _step_rows(tx, span), records.count_steps(tx, span)
+
+    rows, total = await leader.database.read(read)
+    omitted = total - len(rows)
+    more = {"job_id": job.job_id, "from_step": rows[-1].step + 1} if rows else {}
+    return JobsRecorded(
+        summary=f"{len(rows)} steps of {job.job_id}"
+        + (f", {omitted} later ones left out." if omitted else "."),
+        next=[Next(operation="jobs_records", arguments=more, why="read the next steps")]
+        if omitted
+        else [],
+        job_id=job.job_id,
+        steps=rows,
+        omitted=omitted,
+    )
+
+
+def _step_rows(tx: Tx, span: Span) -> list[StepRow]:
+    found = records.steps(tx, span)
+    if not found:
+        return []
+    means = smooth(records.losses(tx, span.job_id, span.stage, found[-1]["step"]))
+    told = zip(found, means[-len(found) :])
+    return [
+        StepRow(
+            smoothed_loss=mean,
+            skipped=bool(row["skipped"]),
+            **{
+                name: row[name]
+                for name in StepRow.model_fields
+                if name in row and name != "skipped"
+            },
+        )
+        for row, mean in told
+    ]
+
+
+@handles(JOBS_CANCEL)
+async def jobs_cancel(leader: Office, call: Call, ask: JobsCancel) -> JobView:
+    """Stop a job for good."""
+    await need_job(leader, call, ask.job_id)
+    return await leader.jobs.cancel(ask.job_id, call.commit)

@@ -1,0 +1,41 @@
+"""What the handlers of operations work with: the parts of a leader, by name.
+
+control.leader makes one. Nothing here but names.
+"""
+
+from dataclasses import dataclass
+
+from control.clock import Clock
+from control.datasets.buckets import Buckets
+from control.datasets.model_store import ModelStore
+from control.fellows.credentials import Credentials
+from control.fellows.invites import Invites
+from control.fellows.registry import Registry
+from control.jobs.lifecycle import Jobs
+from control.jobs.planner import PoolPlanner
+from control.jobs.results import Results
+from control.records.events import Events
+from control.records.job_files import JobFiles
+from control.settings import Settings
+from control.store.database import Database
+from transport.ids import RandomBytes
+
+
+@dataclass(frozen=True)
+class Office:
+    """The parts of a leader."""
+
+    settings: Settings
+    clock: Clock
+    random_bytes: RandomBytes
+    database: Database
+    events: Events
+    registry: Registry
+    invites: Invites
+    credentials: Credentials
+    buckets: Buckets
+    models: ModelStore
+    planner: PoolPlanner
+    jobs: Jobs
+    results: Results
+    files: JobFiles

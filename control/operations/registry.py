@@ -1,0 +1,13 @@
+"""All handlers, gathered: importing this module makes every declared operation answerable."""
+
+from collections.abc import Mapping
+
+from control.operations import buckets, fellows, jobs, pools
+from control.operations.call import HANDLERS, Handler
+
+MODULES = (pools, fellows, jobs, buckets)
+
+
+def handlers() -> Mapping[str, Handler]:
+    """The handler of every operation, by name."""
+    return dict(HANDLERS)

@@ -1,0 +1,77 @@
+"""The probe tells cards, proves their number formats and measures them."""
+
+import json
+
+import pytest
+import torch
+from torch import Tensor
+
+from stage_runtime import probe
+from transport.cards import CardReport, Speed
+
+CPU = torch.device("cpu")
+
+
+def test_a_cpu_budget_is_told_as_a_card_with_proven_formats(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    threads = torch.get_num_threads()
+    try:
+        assert probe.main(["--cpu", "4000000000:2"]) == 0
+    finally:
+        torch.set_num_threads(threads)
+    told = json.loads(capsys.readouterr().out)
+    card = CardReport.model_validate_json(json.dumps(told["cards"][-1]))
+    assert (card.kind, card.total_bytes, card.free_bytes) == ("cpu", 4 * 10**9, 4 * 10**9)
+    assert (card.threads, card.number_formats, card.speeds) == (2, ["float32", "bfloat16"], [])
+    assert told["error"] == ""
+
+
+def test_one_card_is_measured_in_the_formats_asked_for(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(probe, "CPU_WIDTH", 64)
+    monkeypatch.setattr(probe, "MEASURE_S", 0.01)
+    words = ["--kind", "cpu", "--uuid", "cpu-0", "--formats", "float32,bfloat16,nf4"]
+    assert probe.main(words) == 0
+    told = json.loads(capsys.readouterr().out)
+    speeds = [Speed.model_validate(one) for one in told["speeds"]]
+    assert [one.number_format for one in speeds] == ["float32", "bfloat16"]
+    assert min(one.tflops for one in speeds) > 0
+
+
+def test_a_card_that_is_not_there_is_said_so(capsys: pytest.CaptureFixture[str]) -> None:
+    assert probe.main(["--kind", "cuda", "--uuid", "GPU-none"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["speeds"] == []
+    assert "GPU-none" in told["error"]
+
+
+@pytest.mark.parametrize("budget", ["4GB:2", "0:1", "1000:0", "1000", "5:-1", "10:99999"])
+def test_a_wrong_budget_is_refused(budget: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ending:
+        probe.main(["--cpu", budget])
+    assert ending.value.code == 2
+    assert "BYTES:THREADS" in capsys.readouterr().err
+
+
+def test_a_format_whose_product_is_wrong_fails_its_self_test(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert probe.self_test(CPU, "float32") == ""
+    right = torch.Tensor.__matmul__
+
+    def halved(left: Tensor, other: Tensor) -> Tensor:
+        product: Tensor = right(left, other)
+        return product / 2 if left.dtype == torch.bfloat16 else product
+
+    monkeypatch.setattr(torch.Tensor, "__matmul__", halved)
+    assert "bfloat16" in probe.self_test(CPU, "bfloat16")
+    assert probe.measure(CPU, ["bfloat16"], width=16)[0] == []
+
+
+def test_speed_is_operations_over_the_median_time() -> None:
+    ticks = iter(range(10_000))
+    assert probe.tflops(CPU, "float32", 10, lambda: float(next(ticks))) == pytest.approx(
+        2 * 10**3 / 1e12
+    )
