@@ -73,6 +73,7 @@ class HandClock:
 
     async def advance(self, seconds: float) -> None:
         """Let time pass; those who wait for it wake in order, and run as far as they can."""
+        await self._settle()  # so that who is about to wait does
         goal = self._elapsed + seconds
         while self._waiting and self._waiting[0][0] <= goal:
             self._elapsed, _, future = heapq.heappop(self._waiting)

@@ -15,7 +15,7 @@ from mcp_server.access import HostGuard, Names, Reception
 from mcp_server.calls import Calls
 from mcp_server.console import FOLDER, Console, OwnHeaders
 from mcp_server.fellow_api import FellowApi
-from mcp_server.mcp_http import McpDoor
+from mcp_server.mcp_later import McpLater
 from mcp_server.office import Office
 from mcp_server.problems import http_problem
 from mcp_server.rest import Rest
@@ -43,17 +43,17 @@ class Doors:
 def build_app(doors: Doors) -> Starlette:
     """The leader's application."""
     calls, reception = Calls(doors.office, doors.closing), Reception(doors.office, doors.sessions)
-    mcp = McpDoor(calls, reception, doors.names)
+    mcp = McpLater(calls, reception, doors.names)
 
     @asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncIterator[None]:
-        # A mounted MCP app's own lifespan never runs: its manager is entered here.
-        async with mcp.manager.run():
-            try:
-                yield
-            finally:
-                doors.closing.set()
-                await calls.drain(DRAIN_S)
+        sessions = asyncio.create_task(mcp.run(doors.closing), name="mcp")
+        try:
+            yield
+        finally:
+            doors.closing.set()
+            await calls.drain(DRAIN_S)
+            await asyncio.gather(sessions, return_exceptions=True)
 
     routes: list[BaseRoute] = [
         Route("/mcp", mcp, name="mcp"),

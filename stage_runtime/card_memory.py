@@ -145,8 +145,8 @@ class CardMeter:
         if not self.counts or (resident := resident_bytes()) is None:
             return
         if self._resident_limit is None:
-            room = sum(card.budget_bytes for card in self.cards) - sum(self.peak_bytes)
-            self._resident_limit = resident + max(0, room) + sum(self.peak_bytes)
+            room = sum(card.budget_bytes for card in self.cards) - sum(self.live_bytes)
+            self._resident_limit = resident + max(0, room)
         elif resident > self._resident_limit:
             raise torch.OutOfMemoryError(
                 f"the stage has grown to {human_bytes(resident)} of resident memory, "

@@ -6,7 +6,7 @@ Tensor terms are counted against real stages in tests; workspace is an allowance
 Does not know quantized weights, mixtures of experts, compression and the KV cache yet.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from stage_runtime.layer_costs import NUMBER_BYTES, LayerCosts
@@ -73,6 +73,7 @@ class Price:
     embeddings: int
     """Input embeddings, head, and the receive buffers of all micro-batches."""
     activations: int
+    """At the peak; on a CPU card also what loading holds for a moment beyond a step's peak."""
     gradients: int
     optimizer: int
     lora: int
@@ -144,10 +145,8 @@ class Prices:
     def of(self, place: CardPlace, device: Device) -> Price:
         """The price of a place on a card at the peak of a step."""
         trained = self._trained_params(place)
-        live = live_micro_batches(self.settings, place.stage, place.num_stages)
-        activations, gradients = self._peak(place, device, live, 4 * trained)
+        activations, gradients = self._peak(place, device, 4 * trained)
         full = self.settings.method == "full"
-        lora = 0 if full else 4 * trained
         tensors = 0 if full else place.num_layers * self.layer.adapter_tensors
         price = Price(
             weights=self._weights(place),
@@ -156,10 +155,26 @@ class Prices:
             gradients=gradients,
             # Two float32 moments for each parameter, and a step counter for each tensor.
             optimizer=8 * trained + 4 * tensors,
-            lora=lora,
+            lora=0 if full else 4 * trained,
             workspace=0,
         )
+        more = self._load_bytes(place, device) - price.tensor_bytes
+        if more > 0:
+            price = replace(price, activations=price.activations + more)
         return _with_workspace(price, device, self._kernel_bytes(place))
+
+    def _load_bytes(self, place: CardPlace, device: Device) -> int:
+        """The most that loading holds on a CPU card: a table as stored beside all that is read.
+
+        Other cards are filled from memory, tensor by tensor. Files are read in order of names:
+        layers come before the tables in GPT-2's, and in an untied head's last file.
+        """
+        if device.kind != "cpu" or not (place.embeds or place.heads):
+            return 0
+        stored = NUMBER_BYTES.get(self.facts.stored_dtype or "float32", 4)
+        late = self.facts.learned_positions or (place.heads and not self.facts.tied)
+        layers = self._weights(place) if late else 0
+        return layers + self._tables(place) + stored * self.facts.vocab * self.facts.hidden
 
     def _weights(self, place: CardPlace) -> int:
         layers = self.facts.layer_params[place.first_layer : place.last_layer + 1]
@@ -194,10 +209,9 @@ class Prices:
         norm = self.facts.final_norm_params if place.heads else 0
         return sum(layers) + norm + self._table_params(place)
 
-    def _peak(
-        self, place: CardPlace, device: Device, live: int, all_gradients: int
-    ) -> tuple[int, int]:
+    def _peak(self, place: CardPlace, device: Device, all_gradients: int) -> tuple[int, int]:
         """(activations, gradients) at the moment of a step in which they weigh most together."""
+        live = live_micro_batches(self.settings, place.stage, place.num_stages)
         each, top = self.held(place, device), self._top(place)
         moments = [((live - 1) * each + self._table_gradient(place), all_gradients)]
         if self.settings.micro_batches > live:
@@ -290,12 +304,4 @@ def _with_workspace(price: Price, device: Device, kernel_bytes: int) -> Price:
         workspace = CPU_MARGIN_BYTES + int(CPU_FRAGMENTS * tensors)
     else:
         workspace = GPU_CONTEXT_BYTES + int(GPU_FRAGMENTS * tensors) + kernel_bytes
-    return Price(
-        weights=price.weights,
-        embeddings=price.embeddings,
-        activations=price.activations,
-        gradients=price.gradients,
-        optimizer=price.optimizer,
-        lora=price.lora,
-        workspace=workspace,
-    )
+    return replace(price, workspace=workspace)

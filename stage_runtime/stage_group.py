@@ -8,11 +8,10 @@ import os
 import time
 from collections.abc import Sequence
 from datetime import timedelta
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
-import torch.distributed.distributed_c10d as c10d
 
 from transport.errors import SwarmError
 from transport.orders import StageOrder
@@ -70,9 +69,9 @@ class LauncherGroup:
         )
 
     @staticmethod
-    def _store(order: StageOrder) -> c10d.Store:
+    def _store(order: StageOrder) -> Any:
         if order.num_stages == 1:
-            return c10d.HashStore()
+            return dist.HashStore()  # type: ignore[attr-defined]
         missing = [name for name in LAUNCHER_VARIABLES if name not in os.environ]
         if missing:
             raise SwarmError(
@@ -80,7 +79,7 @@ class LauncherGroup:
                 f"backend {order.settings.backend} needs a launcher that sets {missing[0]}",
                 hint="use backend swarm, or start the stages with torchrun",
             )
-        return c10d.TCPStore(
+        return dist.TCPStore(  # type: ignore[attr-defined]
             os.environ["MASTER_ADDR"],
             int(os.environ["MASTER_PORT"]),
             order.num_stages,

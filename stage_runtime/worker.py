@@ -9,6 +9,7 @@ import logging
 import os
 import queue
 import shutil
+import sys
 import threading
 import time
 from dataclasses import dataclass, field
@@ -102,7 +103,12 @@ class Control:
 def run_worker(channel: Channel) -> int:
     """Run one stage from its first line to its end; returns the exit code."""
     lines = channel.lines()
-    start = next(lines, None)
+    try:
+        start = next(lines, None)
+    except SwarmError as error:
+        # No order, so no report could name its stage: stderr is all there is.
+        sys.stderr.write(f"{error.message}\n")
+        return EXIT_ORPHANED
     if not isinstance(start, WorkerStart):
         return EXIT_ORPHANED
     channel.speak_for(start.order)

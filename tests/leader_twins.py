@@ -3,6 +3,7 @@
 The fellows speak to the leader object as daemons do over HTTP: heartbeats, reports, uploads.
 """
 
+import contextlib
 import hashlib
 import itertools
 import json
@@ -14,7 +15,7 @@ from typing import Any
 
 import numpy as np
 from safetensors.numpy import save_file
-from tokenizers import Tokenizer, models, pre_tokenizers, trainers
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from control.clock import HandClock
 from control.jobs.results import StageKey
@@ -66,6 +67,7 @@ def write_tokenizer(folder: Path, template: str | None = CHATML) -> None:
     """A byte-level tokenizer of about 300 words with ChatML's special tokens."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
     special = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
     trainer = trainers.BpeTrainer(
         vocab_size=300,
@@ -178,6 +180,19 @@ class Pool:
         """Stop the leader and start it again on the same folder."""
         await self.leader.close()
         self.leader = await Leader.open(self.settings, self.clock, seeded_bytes(7))
+
+
+@contextlib.asynccontextmanager
+async def open_pool(folder: Path, **settings: Any) -> AsyncIterator[Pool]:
+    """A leader with one pool and nothing in it."""
+    told = Settings(data=folder / "leader", **settings)
+    clock = HandClock()
+    pool = Pool(await Leader.open(told, clock, seeded_bytes()), clock, told)
+    try:
+        await pool.ask("pools_create", pool=POOL)
+        yield pool
+    finally:
+        await pool.leader.close()
 
 
 @dataclass

@@ -3,8 +3,8 @@
 Stage k + 1 binds, stage k dials. A stage opens its socket before it knows its neighbours (nobody
 is let in yet), tells the leader where it listens, and connects once the leader names them:
 
-    links = PipelineLinks.open(order.job_id, order.attempt, order.stage, order.num_stages,
-                               listen_address="127.0.0.1")
+    name = LinkName(order.job_id, order.attempt, order.stage, neighbour=order.stage)
+    links = PipelineLinks.open(name, order.num_stages, start.listen_address)
     links.endpoint                 # -> StageBound(public_key, endpoints)
     links.connect(worker_links.links)
     ...                            # hand `links` to stage_runtime.process_group.make_group

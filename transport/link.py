@@ -238,6 +238,8 @@ class Link:
             action()
         except SwarmError as error:
             self.failure = error
+        except zmq.ZMQError as error:
+            self.failure = LinkFailed(f"the link to stage {self.name.neighbour} broke: {error}")
 
     def _service(self) -> None:
         for event in self._wire.events():

@@ -192,6 +192,7 @@ class Story:
         }
 
     def _ask_plan(self, dtype: str, steps: int, evaluate: bool = True) -> PlanView:
+        wait_until("the fellows' readiness", self._all_ready, 30, self.household)
         raw = {"pool": POOL, "config": self.config(dtype, steps, evaluate)}
         plan = self.client.call(JOBS_PLAN, JobsPlan.model_validate_json(json.dumps(raw)))
         if not plan.fits:

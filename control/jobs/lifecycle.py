@@ -8,23 +8,21 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 from control.clock import Clock, wait_for_event
 from control.fellows.registry import Registry
 from control.job_states import ACTIVE, check_move, has_ended
 from control.jobs.dispatch import Dispatch
 from control.jobs.intake import Taken, fail, take_batch
+from control.jobs.placing import Placed, Placing, Planner, plan_changed
 from control.jobs.results import Results
 from control.jobs.starting import Attempt, stages_of
 from control.jobs.views import job_view
-from control.planning.plan import Plan
 from control.records.events import Events
 from control.records.job_files import JobFiles
-from control.store import jobs, plans, records, stages
+from control.store import jobs, records, stages
 from control.store.database import Database, Tx
 from control.store.jobs import Job
-from transport.api.job_config import JobConfig
 from transport.api.jobs import JobsSubmit, JobView
 from transport.errors import SwarmError, not_found
 from transport.ids import RandomBytes, mint
@@ -37,7 +35,6 @@ Commit = Callable[[Callable[[Tx], JobView]], Awaitable[JobView]]
 """Runs a change in a transaction, once for each request_id, and answers after the commit."""
 Seen = Callable[[JobView], Awaitable[None]]
 TOKENIZING = "its data is being tokenized"
-CLUSTER_CHANGED = "the cluster changed since the plan was shown"
 
 
 @dataclass(frozen=True)
@@ -46,34 +43,6 @@ class Until:
 
     step: int | None
     timeout_s: float
-
-
-@dataclass(frozen=True)
-class Placed:
-    """A plan, and the token file when the data is ready."""
-
-    plan: Plan
-    tokens: TokenFile | None
-
-
-class Planner(Protocol):
-    """What the life of a job asks of planning."""
-
-    async def plan(self, pool: str, config: JobConfig) -> Placed:
-        """Plan on the pool as it is now. A plan that does not fit is an answer.
-
-        Raises:
-            SwarmError: for what can never run: unknown model or bucket, data that is too short.
-        """
-
-    async def warm(self, pool: str, config: JobConfig) -> None:
-        """Have the data tokenized; returns when it is, or after a while."""
-
-    async def tokens(self, pool: str, config: JobConfig) -> TokenFile | None:
-        """The token file of a job's data; None while it is being made."""
-
-    async def changes(self, pool: str, plan: Plan) -> list[str]:
-        """What keeps a stored plan from starting now, with numbers; empty when it holds."""
 
 
 @dataclass(frozen=True)
@@ -98,6 +67,7 @@ class Jobs:
         self._database = tools.database
         self._registry = tools.registry
         self._dispatch = Dispatch(tools.database, tools.registry, tools.clock)
+        self._plans = Placing(tools.database, tools.planner, tools.clock)
         self._placing = asyncio.Lock()
         self._moved: dict[str, asyncio.Event] = {}
         self._finishing: dict[str, asyncio.Task[None]] = {}
@@ -123,7 +93,7 @@ class Jobs:
         """
         await self._tools.planner.warm(ask.pool, ask.config)
         async with self._placing:
-            placed = await self._placed(ask)
+            placed = await self._plans.submitted(ask)
             job = self._new_job(ask, who, placed)
 
             def change(tx: Tx) -> JobView:
@@ -232,7 +202,7 @@ class Jobs:
                     log.exception("a waiting job could not be planned", extra={"job": job.job_id})
 
     async def _try_start(self, job: Job) -> None:
-        placed, reason = await self._place_waiting(job)
+        placed, reason = await self._plans.waiting(job)
 
         def change(tx: Tx) -> bool:
             fresh = jobs.find(tx, job.job_id)
@@ -247,18 +217,6 @@ class Jobs:
 
         if await self._database.write(change):
             await self._follow(job.job_id, job.pool)
-
-    async def _place_waiting(self, job: Job) -> tuple[Placed | None, str]:
-        """(where a waiting job could start now, else why it cannot)."""
-        planner = self._tools.planner
-        if job.pinned and job.plan is not None:
-            plan = Plan.model_validate_json(job.plan)
-            placed = Placed(plan, await planner.tokens(job.pool, job.config))
-            refuse_short(plan, placed.tokens)
-            changed = await planner.changes(job.pool, plan)
-            return placed, f"{CLUSTER_CHANGED}: {changed[0]}" if changed else ""
-        placed = await planner.plan(job.pool, job.config)
-        return placed, "" if placed.plan.fits else placed.plan.reason or "it does not fit"
 
     async def _give_up(self, job: Job, error: SwarmError) -> None:
         """A waiting job that can never run fails; trouble that may pass is the reason it waits."""
@@ -277,41 +235,6 @@ class Jobs:
         await self._follow(job.job_id, job.pool)
 
     # --- parts -------------------------------------------------------------------------------
-
-    async def _placed(self, ask: JobsSubmit) -> Placed:
-        if (ask.plan_id is None) == (not ask.unpinned):
-            raise SwarmError(
-                "invalid-input",
-                "give plan_id or unpinned: true, and not both",
-                hint="call jobs_plan with this config, show it, then submit its plan_id",
-            )
-        if ask.plan_id is None:
-            return await self._tools.planner.plan(ask.pool, ask.config)
-        plan = await self._stored_plan(ask, ask.plan_id)
-        tokens = await self._tools.planner.tokens(ask.pool, ask.config)
-        changed = await self._tools.planner.changes(ask.pool, plan)
-        if changed:
-            raise plan_changed(plan, changed)
-        refuse_short(plan, tokens)
-        return Placed(plan, tokens)
-
-    async def _stored_plan(self, ask: JobsSubmit, plan_id: str) -> Plan:
-        found = await self._database.read(lambda tx: plans.find(tx, ask.pool, plan_id))
-        again = "plan again with jobs_plan"
-        if found is None:
-            raise not_found("plan", plan_id, hint=again)
-        plan = Plan.model_validate_json(found.plan)
-        if found.expires_at <= self._tools.clock.now():
-            raise SwarmError("expired", f"plan {plan_id} is older than it may be", hint=again)
-        if _asked(plan.view.config) != _asked(ask.config):
-            raise SwarmError(
-                "conflict",
-                f"plan {plan_id} was made for another config than the one submitted",
-                hint="submit the config that was planned, or plan this one with jobs_plan",
-            )
-        if not plan.fits:
-            raise SwarmError("cannot-fit", plan.reason, hint="change the job, or wait: unpinned")
-        return plan
 
     def _new_job(self, ask: JobsSubmit, who: str, placed: Placed) -> Job:
         plan, view = placed.plan, placed.plan.view
@@ -427,39 +350,7 @@ class Jobs:
         await self._follow(job_id, job.pool)
 
 
-def _asked(config: JobConfig) -> JobConfig:
-    """A config without what does not change a plan."""
-    return config.model_copy(update={"name": ""})
-
-
 def _all_of(tx: Tx, job_id: str) -> tuple[Job, list[stages.Stage], Sequence[dict[str, object]]]:
     job = jobs.find(tx, job_id)
     assert job is not None
     return job, stages.of_job(tx, job_id, job.attempt), records.every_step(tx, job_id)
-
-
-def refuse_short(plan: Plan, tokens: TokenFile | None) -> None:
-    """Refuse data that turned out shorter than one batch of a plan made before it was tokenized.
-
-    Raises:
-        SwarmError: invalid-input, with both numbers.
-    """
-    settings = plan.view.settings
-    if tokens is None or settings is None or tokens.train_sequences >= settings.batch_size:
-        return
-    raise SwarmError(
-        "invalid-input",
-        f"the data is shorter than one batch: {tokens.train_sequences} sequences of "
-        f"{settings.seq_len} tokens, a batch needs {settings.batch_size}",
-        hint="add data to the bucket, or set a smaller train.seq_len or train.batch_size",
-    )
-
-
-def plan_changed(plan: Plan, changes: Sequence[str]) -> SwarmError:
-    """The refusal of a pinned plan that no longer holds."""
-    return SwarmError(
-        "plan-changed",
-        f"plan {plan.plan_id} no longer holds: {'; '.join(changes[:3])}",
-        hint="plan again with jobs_plan and submit the new plan_id, or submit with unpinned: true",
-        facts={"plan_id": plan.plan_id, "changes": list(changes)},
-    )

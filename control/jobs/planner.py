@@ -15,7 +15,7 @@ from control.datasets.token_file import Measured
 from control.datasets.token_shop import TokenShop, wish_of
 from control.fellows.condition import status_of
 from control.fellows.registry import Member, Registry
-from control.jobs.lifecycle import Placed
+from control.jobs.placing import Placed
 from control.planning.difference import difference
 from control.planning.place import place
 from control.planning.plan import Plan

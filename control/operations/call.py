@@ -183,10 +183,8 @@ async def run(leader: Office, operation: Operation, call: Call, raw: Mapping[str
             hint=f"use a token with scope {operation.scope} (`swarm tokens create`)",
         )
     ask = parse(operation.asks, raw)
-    pool = getattr(ask, "pool", None)
-    if pool is not None and operation.name != MAKES_ITS_POOL:
-        await need_pool(leader, call, pool)
     if operation.effect == "read":
+        await _check_pool(leader, operation, call, ask)
         return await HANDLERS[operation.name](leader, call, ask)
     once = Once(leader.database, leader.clock, operation, call.who, ask)
     bound = Call(call.who, call.scope, call.pools, call.upload, call.progress, once)
@@ -197,6 +195,7 @@ async def run(leader: Office, operation: Operation, call: Call, raw: Mapping[str
 
 async def _change(leader: Office, operation: Operation, call: Call, ask: Ask) -> Answer:
     assert call.once is not None
+    await _check_pool(leader, operation, call, ask)
     try:
         # The digest of an upload is known only when its bytes are here: the handler looks then.
         first = await call.once.replay() if call.upload is None else None
@@ -206,6 +205,12 @@ async def _change(leader: Office, operation: Operation, call: Call, ask: Ask) ->
         first = operation.answers.model_validate_json(again.answer)
     restore = RESTORERS.get(operation.name)
     return restore(leader, first) if restore else first
+
+
+async def _check_pool(leader: Office, operation: Operation, call: Call, ask: Ask) -> None:
+    pool = getattr(ask, "pool", None)
+    if pool is not None and operation.name != MAKES_ITS_POOL:
+        await need_pool(leader, call, pool)
 
 
 async def need_pool(leader: Office, call: Call, pool: str) -> None:

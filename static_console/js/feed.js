@@ -14,7 +14,8 @@ export class Feed {
   constructor(store) {
     this.store = store;
     this.log = new LogFeed(store, (problem, otherwise) => this.#refuse(problem, otherwise));
-    this.isReading = {}; // stage -> whether its records are being read now
+    this.isReading = {}; // job and stage -> whether its records are being read now
+    this.readTo = {}; // job and stage -> the last step of the records read
     this.fellowsAt = 0;
     this.isJobShut = false; // the stream goes without the job: it could not be read
     this.stream = new Stream({
@@ -46,6 +47,7 @@ export class Feed {
   /** Show this job from now on. */
   pick(jobId) {
     this.isJobShut = false;
+    if (jobId !== this.store.state.jobId) this.readTo = {};
     this.store.dispatch({ type: "pick", jobId });
     this.#follow();
   }
@@ -146,11 +148,11 @@ export class Feed {
   async #readStage(stage, asked, since, told) {
     const { jobId } = this.store.state;
     const name = `${jobId} ${stage}`;
-    const known = () => this.store.state.series[stage]?.steps.at(-1) ?? 0;
-    if (this.isReading[name] || known() >= told) return;
+    const read = this.readTo[name] ?? 0;
+    if (this.isReading[name] || read >= told) return;
     this.isReading[name] = true;
     try {
-      await this.#pages(jobId, asked, Math.max(since, known() + 1));
+      await this.#pages(jobId, asked, Math.max(since, read + 1), name);
     } catch (problem) {
       this.#refuse(problem, () => this.store.dispatch({ type: "records_problem", problem }));
     } finally {
@@ -158,11 +160,13 @@ export class Feed {
     }
   }
 
-  async #pages(jobId, stage, from) {
+  async #pages(jobId, stage, from, name) {
     for (let page = 0; page < PAGES_AT_MOST; page += 1) {
       const told = await get(`/jobs/${jobId}/records`, { from_step: from, limit: PAGE, stage });
+      if (jobId !== this.store.state.jobId) return;
       this.store.dispatch({ type: "records", jobId, rows: told.steps });
-      if (!told.omitted || !told.steps.length || jobId !== this.store.state.jobId) return;
+      this.readTo[name] = told.steps.at(-1)?.step ?? this.readTo[name];
+      if (!told.omitted || !told.steps.length) return;
       from = told.steps.at(-1).step + 1;
     }
   }

@@ -14,7 +14,7 @@ export function ticks(low, high, wanted) {
   if (!(span > 0)) return [low];
   const raw = span / Math.max(1, wanted);
   const power = 10 ** Math.floor(Math.log10(raw));
-  const size = [1, 2, 5, 10].map((n) => n * power).find((step) => step >= raw);
+  const size = [1, 2, 5, 10].map((n) => n * power).find((step) => step >= raw * 0.7);
   const first = Math.ceil(low / size - 1e-9);
   const last = Math.floor(high / size + 1e-9);
   return Array.from({ length: last - first + 1 }, (_, n) => Number(((first + n) * size).toPrecision(12)));

@@ -122,7 +122,9 @@ function withView(state, told) {
   const known = state.view ?? state.jobs.rows.find((one) => one.job_id === told.job_id) ?? null;
   const { step, loss } = forward(known, told);
   const stages = told.stages.map((stage) => stageForward(state.view, stage));
-  return { ...state, view: { ...told, step, loss, stages }, viewProblem: null };
+  const ends = stages.filter((stage) => stage.step && stage.loss !== null);
+  const series = withPoints(state.series, ends);
+  return { ...state, series, view: { ...told, step, loss, stages }, viewProblem: null };
 }
 
 function stageForward(view, told) {
@@ -133,12 +135,19 @@ function stageForward(view, told) {
     : told;
 }
 
-function withSteps(state, rows) {
-  const series = { ...state.series };
+const withSteps = (state, rows) => ({
+  ...state,
+  series: withPoints(state.series, rows),
+  seriesProblem: null,
+});
+
+/** Points of several stages; a stage's newest step is one even before its records are read. */
+function withPoints(series, rows) {
+  const next = { ...series };
   for (const [stage, points] of Object.entries(Object.groupBy(rows, (row) => row.stage))) {
-    series[stage] = addPoints(series[stage], points);
+    next[stage] = addPoints(next[stage], points);
   }
-  return { ...state, series, seriesProblem: null };
+  return next;
 }
 
 /** Lines get a number of their own, so that a windowed list can tell them apart. */

@@ -72,6 +72,7 @@ export const TILES = {
   noStep: "no step measured yet",
   noMemory: "no card has told its memory",
   perStep: "s/step",
+  perStepShort: "ms/step",
 };
 
 export const RUN = {
@@ -197,6 +198,7 @@ export const STAGES = {
     traffic: "Sent / received",
   },
   layers: (first, last) => (last < first ? "none" : first === last ? `${first}` : `${first}–${last}`),
+  onHost: (host, stage) => `${host}, stage ${stage}`,
   notMeasured: "the stage has not measured its peak yet",
   noPhase: "no worker runs",
   noStep: "no step yet",

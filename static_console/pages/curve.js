@@ -5,7 +5,7 @@ import { smooth } from "../js/ema.js";
 import { count, loss, plain } from "../js/format.js";
 import { facts } from "../js/series.js";
 import { ENDED } from "../js/store.js";
-import { CHART } from "../js/text.js";
+import { CHART, STAGES } from "../js/text.js";
 
 const ROWS = 50;
 const NOTHING = { steps: [], losses: [] };
@@ -43,7 +43,12 @@ function update(part, { view, series, seriesProblem, jobId }) {
 function lines(view, series) {
   if (ENDED.includes(view.state) || view.stages.length < 2) return [];
   const told = view.stages.filter((stage) => series[stage.stage]?.steps.length);
-  return told.map((stage) => ({ name: plain(stage.hostname), ...series[stage.stage] }));
+  const hosts = view.stages.map((stage) => stage.hostname);
+  const isTwice = (name) => hosts.indexOf(name) !== hosts.lastIndexOf(name);
+  return told.map(({ stage, hostname }) => {
+    const name = isTwice(hostname) ? STAGES.onHost(plain(hostname), stage) : plain(hostname);
+    return { name, ...series[stage] };
+  });
 }
 
 function sentence(main, fellows) {

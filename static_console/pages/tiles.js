@@ -33,9 +33,7 @@ function update(all, cluster) {
   });
   const { step_s: step } = cluster;
   all.stepTime.update({
-    value: step === null ? null : step < 10 ? step.toFixed(2) : step.toFixed(1),
-    unit: TILES.perStep,
-    sub: step ? TILES.stepTimeSub((60 / step).toFixed(60 / step < 10 ? 1 : 0)) : "",
+    ...stepTime(step),
     reason: cluster.jobs.length ? TILES.noStep : TILES.noRun,
   });
   all.loss.update({
@@ -43,6 +41,15 @@ function update(all, cluster) {
     sub: TILES.lossSub(cluster.jobs.length),
     reason: cluster.jobs.length ? TILES.noStep : TILES.noRun,
   });
+}
+
+/** Seconds a step, or milliseconds below one; and steps a minute. */
+function stepTime(step) {
+  if (step === null) return { value: null };
+  const perMinute = 60 / step;
+  const sub = TILES.stepTimeSub(perMinute < 10 ? perMinute.toFixed(1) : count(perMinute));
+  if (step < 1) return { value: (step * 1000).toFixed(0), unit: TILES.perStepShort, sub };
+  return { value: step.toFixed(step < 10 ? 2 : 1), unit: TILES.perStep, sub };
 }
 
 function memory({ card_used_bytes: used, card_total_bytes: total }, isNone) {

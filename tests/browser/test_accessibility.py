@@ -38,7 +38,11 @@ def failed(twin: PoolTwin) -> None:
 
 
 def completed(twin: PoolTwin) -> None:
-    given: dict[str, Any] = {"state": "completed", "evaluations": [BASE, TRAINED], "adapter_ready": True}
+    given: dict[str, Any] = {
+        "state": "completed",
+        "evaluations": [BASE, TRAINED],
+        "adapter_ready": True,
+    }
     a_run(twin, step=40, ended_at=NOW, **given)
 
 

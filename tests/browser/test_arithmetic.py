@@ -1,5 +1,6 @@
 """The console's pure modules, run in the browser: smoothing, thinning, formats, the store."""
 
+import re
 from typing import Any
 
 import pytest
@@ -8,6 +9,8 @@ from playwright.sync_api import Page
 from tests.browser.conftest import Open
 from tests.browser.pool_twin import row_of
 from tests.browser.sample_pool import JOB, a_fellow, a_job, a_step
+from tests.house.test_docs import command_tree, complaint
+from tests.house.tree import ROOT
 from transport.units import human_bytes, human_seconds
 
 
@@ -74,6 +77,16 @@ def test_foreign_text_loses_terminal_codes_and_direction_marks(page: Page) -> No
     given = "\u001b[31mred\u001b[0m \u202eevil\u202c\u0007 a\tb"
     assert call(page, "format.js", "m.plain(a[0])", given) == "red evil a    b"
     assert len(call(page, "format.js", "m.plain(a[0])", "x" * 5000)) == 2000
+
+
+def test_every_command_that_the_console_names_exists(page: Page) -> None:
+    made = """[m.HOW.planCommand("ann/lab"), m.HOW.runCommand(null), m.HOW.inviteCommand("ann/lab"),
+               m.RUN.adapterCommand("j-aaaaaaaa"), m.SIGNED_OUT.command]"""
+    static = re.findall(r"<code>(swarm [^<]+)<", (ROOT / "static_console/index.html").read_text())
+    named = [*call(page, "text.js", made), *static]
+    assert len(named) >= 10
+    root = command_tree()
+    assert [(line, wrong) for line in named if (wrong := complaint(line, root))] == []
 
 
 def reduced(page: Page, *events: dict[str, Any]) -> dict[str, Any]:
@@ -151,5 +164,6 @@ def test_five_thousand_lines_are_kept(page: Page) -> None:
 
 def test_axis_numbers_are_round_and_inside(page: Page) -> None:
     assert call(page, "scale.js", "m.ticks(3.17, 3.62, 5)") == [3.2, 3.3, 3.4, 3.5, 3.6]
+    assert call(page, "scale.js", "m.ticks(3.2, 5.7, 5)") == [3.5, 4, 4.5, 5, 5.5]
     assert call(page, "scale.js", "m.wholeTicks(1, 3, 10)") == [1, 2, 3]
     assert call(page, "scale.js", "m.path([[0, 1], [1, null], [2, 3]])") == "M0.0 1.0M2.0 3.0"

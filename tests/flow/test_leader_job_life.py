@@ -9,10 +9,7 @@ from typing import Any
 import pytest
 from safetensors.numpy import load_file
 
-from control.clock import HandClock
-from control.leader import Leader
-from control.settings import Settings
-from tests.leader_twins import POOL, Fellow, Pool, job_config, seeded_bytes, write_model
+from tests.leader_twins import POOL, Fellow, Pool, job_config, open_pool, write_model
 from transport.api.jobs import JobView
 from transport.errors import SwarmError
 from transport.reports import StageDone, StageFailed
@@ -20,15 +17,10 @@ from transport.reports import StageDone, StageFailed
 
 @pytest.fixture
 async def pool(tmp_path: Path) -> AsyncIterator[Pool]:
-    settings = Settings(data=tmp_path / "leader")
-    clock = HandClock()
-    leader = await Leader.open(settings, clock, seeded_bytes())
-    made = Pool(leader, clock, settings)
-    await made.ask("pools_create", pool=POOL)
-    await made.add_model(write_model(tmp_path / "model"))
-    await made.add_text()
-    yield made
-    await made.leader.close()
+    async with open_pool(tmp_path) as made:
+        await made.add_model(write_model(tmp_path / "model"))
+        await made.add_text()
+        yield made
 
 
 async def submit(pool: Pool, **train: object) -> JobView:

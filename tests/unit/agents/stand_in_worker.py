@@ -4,7 +4,6 @@ import json
 import os
 import signal
 import sys
-import time
 from typing import Any, BinaryIO
 
 AT = 1.0
@@ -34,7 +33,7 @@ def run(lines: BinaryIO, out: BinaryIO) -> int:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         say(out, order, "bound", public_key="k" * 40, endpoints=[])
         while True:
-            time.sleep(60)
+            signal.pause()
     if behaviour == "garbage":
         out.write(b'{"kind": "no such kind"}\nnot json at all\n')
         say(out, {**order, "stage": order["stage"] + 1}, "done", sent_bytes=0, received_bytes=0)

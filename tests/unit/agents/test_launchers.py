@@ -41,6 +41,7 @@ async def test_a_worker_ends_when_the_daemon_hangs_up(tmp_path: Path) -> None:
     for launcher in (PlainLauncher(WORKER), WarmLauncher(FORKSERVER)):
         process = await launcher.launch("w", 1)
         await process.channel.send(first_line(tmp_path))
+        assert '"bound"' in await anext(process.channel.lines())
         process.channel.close()
         async with asyncio.timeout(10):
             assert await process.ended == Ended(5, None)

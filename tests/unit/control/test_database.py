@@ -7,10 +7,11 @@ import sqlite3
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 import pytest
+from anyio.lowlevel import checkpoint
 
 from control.store import migrate
 from control.store.backup import FOLDERS, backup, backup_stopped, restore
@@ -32,7 +33,8 @@ async def main():
     async def one():
         while True:
             n = next(numbers)
-            await db.write(lambda tx: tx.execute("INSERT INTO pools VALUES (?, 'x', 1.0)", (f"p{n}",)))
+            row = (f"p{n}",)
+            await db.write(lambda tx: tx.execute("INSERT INTO pools VALUES (?, 'x', 1.0)", row))
             print(n, flush=True)
 
     await asyncio.gather(*(one() for _ in range(8)))
@@ -48,19 +50,12 @@ async def database(tmp_path: Path) -> AsyncIterator[Database]:
     await opened.close()
 
 
-def insert(name: str) -> "Insert":
-    return Insert(name)
+def insert(name: str) -> Callable[[Tx], str]:
+    def change(tx: Tx) -> str:
+        tx.execute("INSERT INTO pools VALUES (?, 'x', 1.0)", (name,))
+        return name
 
-
-class Insert:
-    """Puts a pool in."""
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-
-    def __call__(self, tx: Tx) -> str:
-        tx.execute("INSERT INTO pools VALUES (?, 'x', 1.0)", (self.name,))
-        return self.name
+    return change
 
 
 def names(tx: Tx) -> list[str]:
@@ -91,7 +86,7 @@ async def test_waiting_writes_share_a_transaction(database: Database) -> None:
 
 async def test_a_caller_who_goes_away_stops_no_commit(database: Database) -> None:
     asking = asyncio.create_task(database.write(insert("kept")))
-    await asyncio.sleep(0)
+    await checkpoint()
     asking.cancel()
     with pytest.raises(asyncio.CancelledError):
         await asking
@@ -100,7 +95,7 @@ async def test_a_caller_who_goes_away_stops_no_commit(database: Database) -> Non
 
 async def test_reads_see_every_write_that_was_asked_before_them(database: Database) -> None:
     writing = asyncio.ensure_future(database.write(insert("a")))
-    await asyncio.sleep(0)
+    await checkpoint()
     assert await database.read(names) == ["a"]
     await writing
 
@@ -129,7 +124,7 @@ async def test_a_full_disk_is_said_and_what_was_accepted_stays(database: Databas
 async def test_a_closed_database_refuses_and_closing_twice_is_harmless(tmp_path: Path) -> None:
     database = await Database.open(tmp_path / "x.db")
     writing = asyncio.create_task(database.write(insert("late")))
-    await asyncio.sleep(0)
+    await checkpoint()
     await database.close()
     await database.close()
     assert await writing == "late"
@@ -157,7 +152,9 @@ def test_a_migration_keeps_a_copy_first_and_changes_nothing_when_it_fails(tmp_pa
     tx = sqlite3.connect(path, isolation_level=None)
     migrate.migrate(tx, path, folder)
     tx.execute("INSERT INTO a VALUES (7)")
-    (folder / "0002_b.sql").write_text("CREATE TABLE b (n INTEGER); INSERT INTO nowhere VALUES (1);")
+    (folder / "0002_b.sql").write_text(
+        "CREATE TABLE b (n INTEGER); INSERT INTO nowhere VALUES (1);"
+    )
     with pytest.raises(sqlite3.Error):
         migrate.migrate(tx, path, folder)
     assert migrate.schema_version(tx) == 1

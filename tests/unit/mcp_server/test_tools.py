@@ -1,5 +1,6 @@
 """MCP in both protocol eras, over real HTTP: listing, answers, errors, progress."""
 
+import asyncio
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -15,7 +16,7 @@ from mcp_types import INVALID_PARAMS, CallToolResult, TextContent
 
 from mcp_server.schemas import tool_output
 from mcp_server.tools import PROBLEM_KEY, listed_tools
-from tests.unit.mcp_server.twin import CREDENTIAL, House, sample
+from tests.unit.mcp_server.twin import CREDENTIAL, House, sample, until
 from transport.api.catalog import OPERATIONS
 from transport.api.jobs import JobsSubmit
 from transport.errors import SwarmError
@@ -177,3 +178,13 @@ async def test_a_legacy_session_opens_for_its_own_token_only(house: House) -> No
     async with house.client("swt_admin", **headers, **session) as client:
         stolen = await client.post("/mcp", json=ping)
     assert (opened.status_code, stolen.status_code) == (200, 404)
+
+
+async def test_an_agent_that_calls_while_the_leader_closes_is_told_so(house: House) -> None:
+    async with agent(house, "legacy") as client:
+        await client.list_tools()  # the door is built
+    house.doors.closing.set()
+    async with house.client("swt_admin") as late:
+        await until(lambda: "mcp" not in {task.get_name() for task in asyncio.all_tasks()})
+        response = await late.post("/mcp", json={})
+    assert (response.status_code, response.json()["code"]) == (503, "unavailable")

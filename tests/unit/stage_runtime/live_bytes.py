@@ -25,11 +25,11 @@ from stage_runtime.loss import StageLoss
 from stage_runtime.optim import adamw
 
 
-class LiveBytes(TorchDispatchMode):
+class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Follows every storage by weak reference. Register what existed before with `hold`."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.now = self.peak = 0
         self._known: dict[int, weakref.ref[Any]] = {}
 
@@ -225,9 +225,10 @@ class _Run:
         if not self.case.is_first:
             given = given.detach().requires_grad_()
         out = self.stage.forward(given)
-        labels = None if self.labels is None else self.labels[part]
-        loss = out if self.stage.loss is None else self.stage.loss(out, labels)
-        self.waiting[part] = (loss, out, given)
+        if self.stage.loss is None or self.labels is None:
+            self.waiting[part] = (out, out, given)
+        else:
+            self.waiting[part] = (self.stage.loss(out, self.labels[part]), out, given)
 
     def backward(self, part: int) -> None:
         out, _, given = self.waiting.pop(part)

@@ -134,12 +134,16 @@ def edit_index(change: Callable[[dict[str, str]], None]) -> Damage:
 
 
 def cut_short(folder: Path) -> None:
-    file = sorted(folder.glob("*.safetensors"))[0]
+    file = min(folder.glob("*.safetensors"))
     file.write_bytes(file.read_bytes()[:-50])
 
 
 def drop_shard(folder: Path) -> None:
-    sorted(folder.glob("*.safetensors"))[0].unlink()
+    min(folder.glob("*.safetensors")).unlink()
+
+
+def spoil_config(folder: Path) -> None:
+    (folder / "config.json").write_text("{")
 
 
 def only_pickles(folder: Path) -> None:
@@ -166,7 +170,7 @@ DAMAGES: dict[str, tuple[Damage, str]] = {
     "another width": (edit_config(intermediate_size=100), "config.json says"),
     "more layers": (edit_config(num_hidden_layers=7), "lack 1 of 7 layers"),
     "no config": (lambda folder: (folder / "config.json").unlink(), "config.json is missing"),
-    "config is no JSON": (lambda f: (f / "config.json").write_text("{"), "cannot be read") ,
+    "config is no JSON": (spoil_config, "cannot be read") ,
     "cut short": (cut_short, "cannot be read"),
     "a file is gone": (drop_shard, "is missing"),
     "only pickled weights": (only_pickles, "pickled"),
@@ -175,7 +179,7 @@ DAMAGES: dict[str, tuple[Damage, str]] = {
         "odd|does not contain|cannot be read",
     ),
     "index lacks a tensor": (
-        edit_index(lambda names: [names.pop(n) for n in list(names) if "layers.0.mlp.up" in n]),  # type: ignore[arg-type,return-value]
+        edit_index(lambda names: [names.pop(n) for n in list(names) if "layers.0.mlp.up" in n]),  # type: ignore[arg-type]
         "lack 1 tensors",
     ),
     "index leaves the folder": (
@@ -184,6 +188,12 @@ DAMAGES: dict[str, tuple[Damage, str]] = {
     ),
     "a tensor too many": (another_tensor, "does not have"),
 }  # fmt: skip
+
+
+def load_whole(folder: Path) -> None:
+    checkpoint = open_checkpoint(folder)
+    last = checkpoint.facts.num_layers - 1
+    load_stage(checkpoint, StageSpan(0, last, True, True), F32)
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
@@ -195,9 +205,7 @@ def test_a_damaged_or_foreign_checkpoint_is_refused_in_one_clear_sentence(
     do, sentence = DAMAGES[damage]
     do(folder)
     with pytest.raises(SwarmError, match=sentence) as refusal:
-        checkpoint = open_checkpoint(folder)
-        last = checkpoint.facts.num_layers - 1
-        load_stage(checkpoint, StageSpan(0, last, True, True), F32)
+        load_whole(folder)
     assert refusal.value.code == "invalid-input"
     assert refusal.value.hint
 

@@ -1,0 +1,141 @@
+"""Where a job shall run: a stored plan that still holds, or a fresh one.
+
+Knows the rules of pinned plans. The arithmetic is behind the Planner.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from control.clock import Clock
+from control.planning.plan import Plan
+from control.store import plans
+from control.store.database import Database
+from control.store.jobs import Job
+from transport.api.job_config import JobConfig
+from transport.api.jobs import JobsSubmit
+from transport.errors import SwarmError, not_found
+from transport.orders import TokenFile
+
+CLUSTER_CHANGED = "the cluster changed since the plan was shown"
+
+
+@dataclass(frozen=True)
+class Placed:
+    """A plan, and the token file when the data is ready."""
+
+    plan: Plan
+    tokens: TokenFile | None
+
+
+class Planner(Protocol):
+    """What the life of a job asks of planning."""
+
+    async def plan(self, pool: str, config: JobConfig) -> Placed:
+        """Plan on the pool as it is now. A plan that does not fit is an answer.
+
+        Raises:
+            SwarmError: for what can never run: unknown model or bucket, data that is too short.
+        """
+
+    async def warm(self, pool: str, config: JobConfig) -> None:
+        """Have the data tokenized; returns when it is, or after a while."""
+
+    async def tokens(self, pool: str, config: JobConfig) -> TokenFile | None:
+        """The token file of a job's data; None while it is being made."""
+
+    async def changes(self, pool: str, plan: Plan) -> list[str]:
+        """What keeps a stored plan from starting now, with numbers; empty when it holds."""
+
+
+class Placing:
+    """Finds the plan of a job."""
+
+    def __init__(self, database: Database, planner: Planner, clock: Clock) -> None:
+        self._database = database
+        self._planner = planner
+        self._clock = clock
+
+    async def submitted(self, ask: JobsSubmit) -> Placed:
+        """The plan of a new job.
+
+        Raises:
+            SwarmError: plan-changed, expired, not-found, conflict or cannot-fit for a pinned plan;
+                whatever the planner refuses for good.
+        """
+        if (ask.plan_id is None) == (not ask.unpinned):
+            raise SwarmError(
+                "invalid-input",
+                "give plan_id or unpinned: true, and not both",
+                hint="call jobs_plan with this config, show it, then submit its plan_id",
+            )
+        if ask.plan_id is None:
+            return await self._planner.plan(ask.pool, ask.config)
+        plan = await self._stored_plan(ask, ask.plan_id)
+        tokens = await self._planner.tokens(ask.pool, ask.config)
+        changed = await self._planner.changes(ask.pool, plan)
+        if changed:
+            raise plan_changed(plan, changed)
+        refuse_short(plan, tokens)
+        return Placed(plan, tokens)
+
+    async def _stored_plan(self, ask: JobsSubmit, plan_id: str) -> Plan:
+        found = await self._database.read(lambda tx: plans.find(tx, ask.pool, plan_id))
+        again = "plan again with jobs_plan"
+        if found is None:
+            raise not_found("plan", plan_id, hint=again)
+        plan = Plan.model_validate_json(found.plan)
+        if found.expires_at <= self._clock.now():
+            raise SwarmError("expired", f"plan {plan_id} is older than it may be", hint=again)
+        if _asked(plan.view.config) != _asked(ask.config):
+            raise SwarmError(
+                "conflict",
+                f"plan {plan_id} was made for another config than the one submitted",
+                hint="submit the config that was planned, or plan this one with jobs_plan",
+            )
+        if not plan.fits:
+            raise SwarmError("cannot-fit", plan.reason, hint="change the job, or wait: unpinned")
+        return plan
+
+    async def waiting(self, job: Job) -> tuple[Placed | None, str]:
+        """(where a waiting job could start now, else why it cannot)."""
+        if job.pinned and job.plan is not None:
+            plan = Plan.model_validate_json(job.plan)
+            placed = Placed(plan, await self._planner.tokens(job.pool, job.config))
+            refuse_short(plan, placed.tokens)
+            changed = await self._planner.changes(job.pool, plan)
+            return placed, f"{CLUSTER_CHANGED}: {changed[0]}" if changed else ""
+        placed = await self._planner.plan(job.pool, job.config)
+        return placed, "" if placed.plan.fits else placed.plan.reason or "it does not fit"
+
+
+def _asked(config: JobConfig) -> JobConfig:
+    """A config without what does not change a plan."""
+    return config.model_copy(update={"name": ""})
+
+
+def refuse_short(plan: Plan, tokens: TokenFile | None) -> None:
+    """Refuse data that turned out shorter than one batch of a plan made before it was tokenized.
+
+    Raises:
+        SwarmError: invalid-input, with both numbers.
+    """
+    settings = plan.view.settings
+    if tokens is None or settings is None or tokens.train_sequences >= settings.batch_size:
+        return
+    raise SwarmError(
+        "invalid-input",
+        f"the data is shorter than one batch: {tokens.train_sequences} sequences of "
+        f"{settings.seq_len} tokens, a batch needs {settings.batch_size}",
+        hint="add data to the bucket, or set a smaller train.seq_len or train.batch_size",
+    )
+
+
+def plan_changed(plan: Plan, changes: Sequence[str]) -> SwarmError:
+    """The refusal of a pinned plan that no longer holds."""
+    return SwarmError(
+        "plan-changed",
+        f"plan {plan.plan_id} no longer holds: {'; '.join(changes[:3])}",
+        hint="plan again with jobs_plan and submit the new plan_id, or submit with unpinned: true",
+        facts={"plan_id": plan.plan_id, "changes": list(changes)},
+    )
