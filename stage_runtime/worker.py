@@ -12,6 +12,7 @@ import shutil
 import sys
 import threading
 import time
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -31,7 +32,7 @@ from stage_runtime.stage_group import LauncherGroup, StageGroup
 from stage_runtime.train import LoadedRun, boundary_of, load, span_of, train
 from transport.direct import PipelineLinks
 from transport.errors import SwarmError
-from transport.link import LinkFailed, LinkName
+from transport.link import LinkName
 from transport.orders import Links, StageOrder, WorkerLinks, WorkerPause, WorkerStart
 from transport.reports import AdapterSaved, StageBound, StageDone, StageFailed
 
@@ -42,8 +43,8 @@ OTHERS_LOAD_S = 6 * 3600.0
 """How long a loaded stage waits for the others to download and load. The leader ends it earlier."""
 PAUSE_GRACE_S = 3.0
 """A paused stage that has not ended by itself ends here."""
-LET_OTHERS_SPEAK_S = 1.0
-"""A broken link is seen on both sides; the side that knows the cause tells it first."""
+LET_NEIGHBOURS_HEAR_S = 0.3
+"""The links stay open this long after this stage has told its neighbours why it stops."""
 
 
 @dataclass
@@ -224,15 +225,13 @@ class _Worker:
         """Tell the neighbours and the daemon why this stage ends; returns the exit code."""
         told = failure_of(error)
         if self.group is not None:
-            self.group.fail(told)
+            self._tell_neighbours(self.group, told)
             self.group.close(0.5)
         elif self.links is not None:
             self.links.close(0.0)
         if isinstance(told, Paused):
             return EXIT_PAUSED
         echo = bool(told.facts.get("echo"))
-        if isinstance(told, LinkFailed) and not echo:
-            time.sleep(LET_OTHERS_SPEAK_S)
         self.channel.report(
             StageFailed,
             code=told.code,
@@ -241,6 +240,14 @@ class _Worker:
             echo=echo,
         )
         return EXIT_FAILED
+
+    @staticmethod
+    def _tell_neighbours(group: StageGroup, told: SwarmError) -> None:
+        """Say why, and stay long enough for it to arrive: a closing socket may take it along."""
+        group.fail(told)
+        with suppress(SwarmError):
+            group.check()
+        time.sleep(LET_NEIGHBOURS_HEAR_S)
 
 
 def failure_of(error: BaseException) -> SwarmError:

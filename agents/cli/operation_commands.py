@@ -42,8 +42,12 @@ def command_of(word: str, says: str) -> click.Command:
 
 
 def _command(operation: Operation, name: str) -> click.Command:
-    fields = {k: f for k, f in operation.asks.model_fields.items() if k != "pool"}
-    own = [_parameter(key, field, operation) for key, field in fields.items()]
+    # A pool is named by the shared --pool, unless the operation is about the pool itself.
+    own = [
+        _parameter(key, field, operation)
+        for key, field in operation.asks.model_fields.items()
+        if key != "pool" or key in operation.positional
+    ]
 
     def call(**values: Any) -> None:
         session = current()
@@ -80,7 +84,7 @@ def ask_from(
         for key, value in values.items()
         if value not in (None, (), False)
     }
-    if "pool" in fields:
+    if "pool" in fields and "pool" not in given:
         pool = session.profile().pool.value
         if pool is None and fields["pool"].is_required():
             pool = only_pool(client)

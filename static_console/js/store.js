@@ -122,7 +122,8 @@ function withView(state, told) {
   const known = state.view ?? state.jobs.rows.find((one) => one.job_id === told.job_id) ?? null;
   const { step, loss } = forward(known, told);
   const stages = told.stages.map((stage) => stageForward(state.view, stage));
-  const ends = stages.filter((stage) => stage.step && stage.loss !== null);
+  // Only where records were read: a curve must not begin with its last point.
+  const ends = stages.filter((one) => state.series[one.stage] && one.step && one.loss !== null);
   const series = withPoints(state.series, ends);
   return { ...state, series, view: { ...told, step, loss, stages }, viewProblem: null };
 }
@@ -141,7 +142,7 @@ const withSteps = (state, rows) => ({
   seriesProblem: null,
 });
 
-/** Points of several stages; a stage's newest step is one even before its records are read. */
+/** Points of several stages. A stage's newest step is drawn before its record is read. */
 function withPoints(series, rows) {
   const next = { ...series };
   for (const [stage, points] of Object.entries(Object.groupBy(rows, (row) => row.stage))) {

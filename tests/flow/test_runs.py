@@ -2,6 +2,7 @@
 
 import os
 import signal
+import socket
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -153,6 +154,28 @@ def test_a_run_tells_its_phases_its_memory_and_its_result(workers: Workers, case
     assert not run.workers[0].of(Evaluated)
 
 
+def test_the_same_stages_run_over_gloo_when_a_launcher_has_set_the_rendezvous(
+    case: Case, ground: Ground
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    launched = Workers(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+    try:
+        run = Run(launched, changed(case, backend="gloo"), 2).finish()
+    finally:
+        launched.close()
+    assert not run.failures()
+    told = ground.reference(Point("llama", 2, changes=(("steps", 6),)))
+    losses = [step.loss for step in run.workers[0].of(StepDone)]
+    assert losses == pytest.approx(told.losses, abs=1e-5)
+
+
+def test_gloo_without_a_launcher_is_refused(workers: Workers, case: Case) -> None:
+    run = Run(workers, changed(case, backend="gloo"), 2).finish()
+    assert {one.code for one in run.failures()} == {"invalid-input"}
+    assert "MASTER_ADDR" in run.failures()[0].message
+
+
 def test_a_loss_that_is_no_number_stops_every_stage_and_names_the_step(
     workers: Workers, case: Case
 ) -> None:
@@ -193,9 +216,7 @@ def stop_the_rest(run: Run, killed: int, since: float) -> None:
     assert {worker.code for worker in rest} <= {0, 3, 4}
 
 
-def test_a_worker_killed_while_it_loads_leaves_nobody_waiting(
-    workers: Workers, case: Case
-) -> None:
+def test_a_worker_killed_while_it_loads_leaves_nobody_waiting(workers: Workers, case: Case) -> None:
     run = Run(workers, case, 3)
     run.pump(lambda: bool(run.workers[1].of(StageBound)))
     since = time.monotonic()

@@ -62,7 +62,7 @@ class Worker:
 class Workers:
     """A warm forkserver, and the runs started from it."""
 
-    def __init__(self) -> None:
+    def __init__(self, **environment: str) -> None:
         ours, theirs = socket.socketpair()
         self._log = tempfile.TemporaryFile()  # noqa: SIM115 - closed with the forkserver
         self.process = subprocess.Popen(
@@ -71,7 +71,7 @@ class Workers:
             stdout=self._log,
             stderr=self._log,
             cwd=ROOT,
-            env={**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"},
+            env={**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", **environment},
         )
         theirs.close()
         self._socket = ours

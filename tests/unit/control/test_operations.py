@@ -118,7 +118,8 @@ async def test_an_upload_is_an_argument_too(pool: Pool) -> None:
 
 async def test_content_of_an_argument_is_replayed_as_well(pool: Pool) -> None:
     await pool.ask("buckets_create", pool=POOL, bucket="a")
-    asked = {"pool": POOL, "bucket": "a", "content": '{"text": "x"}', "request_id": "r1"}
+    asked: dict[str, Any] = {"pool": POOL, "bucket": "a", "content": '{"text": "x"}'}
+    asked["request_id"] = "r1"
     first = await pool.ask("buckets_add", **asked)
     assert await pool.ask("buckets_add", **asked) == first
 

@@ -62,7 +62,8 @@ def settings_of(case: Case) -> TrainSettings:
 def priced(case: Case) -> Price:
     first = case.stage * case.layers
     place = CardPlace(case.stage, case.num_stages, first, first + case.layers - 1)
-    return Prices(facts_from_config(case.config), settings_of(case)).of(place, CPU)
+    # The counted stages are built, not loaded: price a card that loading adds nothing to.
+    return Prices(facts_from_config(case.config), settings_of(case)).of(place, Device("cuda"))
 
 
 def agreement(case: Case) -> float:
@@ -211,3 +212,12 @@ def test_a_14b_model_needs_about_30_gb_in_half_precision() -> None:
     )
     price = Prices(facts, a_setting(dtype="bfloat16")).of(CardPlace(0, 1, 0, 39), CPU)
     assert 29e9 < price.weights + price.embeddings < 31e9
+
+
+def test_loading_a_large_table_is_priced_where_it_outweighs_a_step_but_only_on_a_cpu_card() -> None:
+    facts = facts_from_config(SMOLLM2 | {"dtype": "float32"})
+    settings = a_setting(dtype="bfloat16", batch_size=1, micro_batches=1, recompute=True)
+    place, table = CardPlace(0, 3, 0, 0), 49152 * 576
+    prices = Prices(facts, settings)
+    assert prices.of(place, CPU).tensor_bytes == (4 + 2) * table
+    assert prices.of(place, Device("cuda")).tensor_bytes < 3 * table
