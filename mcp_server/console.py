@@ -1,5 +1,6 @@
 """The console's files, and the headers that keep every page of this leader to itself."""
 
+import re
 from pathlib import Path
 
 from starlette.datastructures import MutableHeaders
@@ -12,6 +13,8 @@ import mcp_server
 
 # Beside the rooms, in a wheel and in an editable install alike.
 FOLDER = Path(mcp_server.__file__).resolve().parents[1] / "static_console"
+PAGES = re.compile(r"training/?|pools/[a-z0-9-]+/[a-z0-9-]+/training/?")
+"""Addresses of the one page, which reads from them what to show."""
 CSP = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; "
     "connect-src 'self'; base-uri 'none'; form-action 'self'; frame-ancestors 'none'"
@@ -55,7 +58,8 @@ class Console(StaticFiles):
         await super().__call__(scope, receive, send)
 
     async def get_response(self, path: str, scope: Scope) -> Response:
-        """One file."""
-        response = await super().get_response(path, scope)
+        """One file, or the page for an address inside the console."""
+        file = "index.html" if PAGES.fullmatch(path.replace("\\", "/")) else path
+        response = await super().get_response(file, scope)
         response.headers["cache-control"] = "no-cache"
         return response

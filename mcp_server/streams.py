@@ -32,6 +32,7 @@ PING_S = 15
 EVERY_S = 0.25
 MAX_STREAMS = 128
 LOG_LINES = 200
+MAX_LOG_BLOCKS = 10
 Row = dict[str, Any]
 
 
@@ -171,9 +172,20 @@ class Tab:
             if change is not None:
                 news.append((name, change))
         news += [(n, now[n]) for n in ("cluster", "job") if now.get(n) != told.get(n)]
-        if "logs" in topics and (lines := await self._logs())["lines"]:
-            news.append(("logs", lines))
+        if "logs" in topics:
+            news += [("logs", lines) async for lines in self._new_logs()]
         return news
+
+    async def _new_logs(self) -> AsyncIterator[Row]:
+        """All lines since the cursor, a block at a time; more than one when many came at once."""
+        for _ in range(MAX_LOG_BLOCKS):
+            lines = await self._logs()
+            if lines["lines"]:
+                yield lines
+            if not lines["omitted"]:
+                return
+        self.dirty.add("logs")  # the rest follows with the next event
+        self.ringing.set()
 
     async def _logs(self) -> Row:
         answer = await self._read(

@@ -16,7 +16,7 @@ from transport.errors import SwarmError
 _MODULE = "mcp_server.main"
 _ROWS = {
     "run": "Run a leader on this machine. This is also what `swarm leader` alone does.",
-    "backup": "Write the leader's data to one file.",
+    "backup": "Write a stopped leader's data to one file.",
     "restore": "Put a backup into an empty data folder.",
 }
 
@@ -60,7 +60,10 @@ def run(**told: str | bool | None) -> None:
 @_DATA
 @click.option("--models", is_flag=True, help="With the checkpoints of the model store.")
 def backup(file: str, **told: str | bool | None) -> None:
-    """Write the leader's database, data and results to one new file. The leader may be running."""
+    """Write the leader's database, data and results to one new file.
+
+    The leader must be stopped first: while it runs it holds its data folder, and this refuses.
+    """
     become(_MODULE, ["backup", file, *_words(told)])
 
 

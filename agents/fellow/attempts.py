@@ -5,6 +5,7 @@ noted here and no longer runs has failed, and is said to have. Knows no processe
 """
 
 import json
+import threading
 from pathlib import Path
 
 from agents.fellow.identity import write_private
@@ -19,12 +20,15 @@ class Attempts:
     def __init__(self, folder: Path) -> None:
         self._path = folder / "attempts.json"
         self._over: dict[Key, bool] = {}
+        # One stage ends while another starts, each in a thread of its own.
+        self._turn = threading.Lock()
         for job_id, attempt, stage, over in self._read():
             self._over[Key(job_id, attempt, stage)] = over
 
     def started(self) -> frozenset[Key]:
         """Every stage that was ever started."""
-        return frozenset(self._over)
+        with self._turn:
+            return frozenset(self._over)
 
     def unfinished(self) -> list[Key]:
         """Stages whose end was never reported."""
@@ -32,13 +36,15 @@ class Attempts:
 
     def note_start(self, key: Key) -> None:
         """Write down, durably, that a stage is about to start."""
-        self._over[key] = False
-        self._write()
+        with self._turn:
+            self._over[key] = False
+            self._write()
 
     def note_end(self, key: Key) -> None:
         """Write down that its end was reported."""
-        self._over[key] = True
-        self._write()
+        with self._turn:
+            self._over[key] = True
+            self._write()
 
     def _read(self) -> list[tuple[str, int, int, bool]]:
         try:

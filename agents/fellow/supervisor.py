@@ -131,10 +131,10 @@ class Supervisor:
         """Run one worker from start to end."""
         key = key_of(assignment)
         intake = Intake(key, self._put)
-        # Before the process exists: after a crash in between, the stage counts as lost.
-        await asyncio.to_thread(self._attempts.note_start, key)
         folder = self._setting.work_folder / str(key).replace("/", "-")
         try:
+            # Before the process exists: after a crash in between, the stage counts as lost.
+            await asyncio.to_thread(self._attempts.note_start, key)
             worker = await self._launch(key, assignment, intake, folder)
             await worker.watch(self.on_change)
             self.sent_bytes += worker.told.sent_bytes
@@ -149,10 +149,17 @@ class Supervisor:
         finally:
             self._workers.pop(key, None)
             self._starting.pop(key, None)
-        await asyncio.to_thread(self._attempts.note_end, key)
-        await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
+        await asyncio.to_thread(self._forget, key, folder)
         self.on_change()
         await self._reconcile()
+
+    def _forget(self, key: Key, folder: Path) -> None:
+        shutil.rmtree(folder, ignore_errors=True)
+        try:
+            self._attempts.note_end(key)
+        except OSError as error:
+            # After a restart the stage would be called failed once more: the leader keeps the first.
+            log.warning("an end was not written down", extra={"why": error.strerror})
 
     async def _launch(
         self, key: Key, assignment: StageAssignment, intake: Intake, folder: Path

@@ -207,7 +207,7 @@ class _Intake:
         words = f"stage {stage.stage} of {stage.work.num_stages} on {self.fellow_id} failed{at}"
         if told.exit_code is not None:
             words += f" (its process ended with {told.exit_code})"
-        message = clean(f"{told.message} {told.hint}".strip(), 2000)
+        message = clean(_sentences(told.message, told.hint), 2000)
         jobs.update(
             self.tx,
             job.job_id,
@@ -231,6 +231,13 @@ class _Intake:
         )
         self.taken.lines.setdefault(job.job_id, []).append(line)
         self.taken.logged[job.job_id] = job.pool
+
+
+def _sentences(*parts: str) -> str:
+    """Parts that a fellow told, each as a sentence of its own."""
+    said = [part.strip() for part in parts if part.strip()]
+    ended = [one if one.endswith((".", "!", "?", ":")) else f"{one}." for one in said[:-1]]
+    return " ".join([*ended, *(one[:1].upper() + one[1:] for one in said[-1:])] if ended else said)
 
 
 def _is_sound(job: Job, report: FromStage) -> bool:

@@ -54,7 +54,7 @@ def job_view(tx: Tx, job_id: str) -> JobView:
         created_at=job.created_at,
         started_at=job.started_at,
         ended_at=job.ended_at,
-        stages=_shown(rows, stages.peaks(tx, job_id, job.attempt)),
+        stages=_shown(job, rows, stages.peaks(tx, job_id, job.attempt)),
         chosen=list(Plan.model_validate_json(job.plan).view.chosen) if job.plan else [],
         evaluations=records.evaluations(tx, job_id),
         counts=dict(job.counts),
@@ -89,7 +89,7 @@ def median_step_s(tx: Tx, job: Job, rows: Sequence[Stage]) -> float | None:
     return statistics.median(times) if times else None
 
 
-def _shown(rows: Sequence[Stage], peaks: Sequence[Peak]) -> list[ShownStage]:
+def _shown(job: Job, rows: Sequence[Stage], peaks: Sequence[Peak]) -> list[ShownStage]:
     return [
         ShownStage(
             stage=row.stage,
@@ -98,7 +98,7 @@ def _shown(rows: Sequence[Stage], peaks: Sequence[Peak]) -> list[ShownStage]:
             first_layer=row.work.first_layer,
             last_layer=row.work.last_layer,
             cards=[card_id(row.fellow_id, card.index) for card in row.work.cards],
-            phase=row.phase,
+            phase=_phase(job, row),
             step=row.step,
             loss=row.loss,
             planned_bytes=sum(card.planned_bytes for card in row.work.cards),
@@ -108,6 +108,11 @@ def _shown(rows: Sequence[Stage], peaks: Sequence[Peak]) -> list[ShownStage]:
         )
         for row in rows
     ]
+
+
+def _phase(job: Job, row: Stage) -> str | None:
+    """What a stage's worker does; once the job has ended no worker runs, only its end is told."""
+    return row.phase if not has_ended(job.state) or row.phase in ("done", "failed") else None
 
 
 def _sum(numbers: Sequence[int]) -> int | None:

@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import re
 import socket
 import threading
 import time
@@ -12,7 +11,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import uvicorn
-from starlette.types import ASGIApp, Receive, Scope, Send
 
 from mcp_server.app import Doors, build_app
 from mcp_server.office import Caller, Changed, Question
@@ -156,18 +154,16 @@ def row_of(job: JobView) -> JobRow:
     return JobRow(**told, fellows=len(job.stages))
 
 
-PAGES = re.compile(r"^/(training|pools/[^/]+/[^/]+/training)/?$")
+class AnnouncingServer(uvicorn.Server):
+    """Says when it takes connections."""
 
+    def __init__(self, config: uvicorn.Config, ready: threading.Event) -> None:
+        super().__init__(config)
+        self._ready = ready
 
-def with_pages(app: ASGIApp) -> ASGIApp:
-    """The console's addresses lead to its one page."""
-
-    async def serve(scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and PAGES.match(scope["path"]):
-            scope = {**scope, "path": "/", "raw_path": b"/"}
-        await app(scope, receive, send)
-
-    return serve
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        self._ready.set()
 
 
 class Leader:
@@ -186,26 +182,22 @@ class Leader:
         office: Any = self.twin
         self.doors = Doors(office=office, sessions=self.sessions)
         config = uvicorn.Config(
-            with_pages(build_app(self.doors)),
+            build_app(self.doors),
             host=LOOPBACK,
             port=self.port,
             log_level="critical",
             timeout_graceful_shutdown=1,
         )
-        self.server = uvicorn.Server(config)
         ready = threading.Event()
-        self.thread = threading.Thread(target=self._serve, args=(ready,), daemon=True)
+        self.server = AnnouncingServer(config, ready)
+        self.thread = threading.Thread(target=self._serve, daemon=True)
         self.thread.start()
         assert ready.wait(10), "the doors did not open within 10 s"
 
-    def _serve(self, ready: threading.Event) -> None:
+    def _serve(self) -> None:
         async def serve() -> None:
             self.loop = asyncio.get_running_loop()
-            running = asyncio.create_task(self.server.serve())
-            while not self.server.started and not running.done():
-                await asyncio.sleep(0.005)
-            ready.set()
-            await running
+            await self.server.serve()
 
         with contextlib.suppress(asyncio.CancelledError):
             asyncio.run(serve())

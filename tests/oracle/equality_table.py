@@ -1,6 +1,7 @@
-"""The whole grid, by command: `python -m tests.oracle.equality_table [MODEL ...]`.
+"""The whole grid, by command: `python -m tests.oracle.equality_table [MODEL | NAME=FOLDER ...]`.
 
-Prints one line a point and ends with the worst; exit code 1 when any is beyond 1e-5.
+Prints one line a point and ends with the worst; exit code 1 when any is beyond 1e-5. A real
+checkpoint, given as NAME=FOLDER, runs the LoRA part of the grid.
 """
 
 import os
@@ -9,22 +10,32 @@ import tempfile
 import time
 from pathlib import Path
 
-from tests.oracle.grid import TOLERANCE, Ground, measure, whole_grid
+from tests.oracle.grid import TOLERANCE, Ground, Point, adopt, measure, whole_grid
 from tests.oracle.stages import Workers
 
 
 def main() -> int:
     """Run the grid (of the named models) and print it."""
     os.environ.update({"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"})
-    wanted = set(sys.argv[1:])
-    points = [point for point in whole_grid() if not wanted or point.model in wanted]
+    wanted = {name for name in sys.argv[1:] if "=" not in name}
+    real = dict(name.split("=", 1) for name in sys.argv[1:] if "=" in name)
+    points = [point for point in whole_grid() if point.model in wanted or not (wanted or real)]
     worst, started = 0.0, time.monotonic()
     print(f"{'run (stages x micro-batches)':<52} {'loss':>8} {'norm':>8} {'held out':>8} empty")
     with tempfile.TemporaryDirectory() as folder:
         ground, workers = Ground(Path(folder)), Workers()
+        for name, path in real.items():
+            adopt(ground, name, Path(path))
+            points += [
+                Point(name, stages, micro_batches, clips=clips, layout=layout)
+                for layout in ("packed", "ragged")
+                for clips in (True, False)
+                for stages in (1, 2, 3)
+                for micro_batches in (1, 2, 4)
+            ]
         try:
             for point in points:
-                found = measure(workers, ground, point)
+                found = measure(workers, ground, point, timeout_s=900.0)
                 worst = max(worst, found.loss, found.held_out)
                 print(
                     f"{point!s:<52} {found.loss:8.1e} {found.norm:8.1e} "

@@ -1,5 +1,6 @@
 """The grid of runs that must equal one process, and how one of them is compared."""
 
+import json
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -163,6 +164,15 @@ class Ground:
         return self.references[point.reference]
 
 
+def adopt(ground: Ground, name: str, folder: Path) -> None:
+    """Let the grid run on a checkpoint that lies in a folder."""
+    config = json.loads((folder / "config.json").read_text())
+    TINY[name] = (config["model_type"], {"num_hidden_layers": config["num_hidden_layers"]})
+    place = model_folder(ground.cache, name)
+    place.parent.mkdir(parents=True)
+    place.symlink_to(folder.resolve())
+
+
 @dataclass(frozen=True)
 class Difference:
     """The largest differences between a run's stages and one process."""
@@ -198,7 +208,7 @@ def compare(run: Run, told: one_process.Reference) -> Difference:
     )
 
 
-def measure(workers: Workers, ground: Ground, point: Point) -> Difference:
+def measure(workers: Workers, ground: Ground, point: Point, timeout_s: float = 60.0) -> Difference:
     """Run a point and compare it."""
     told = ground.reference(point)
-    return compare(run_to_end(workers, ground.case(point), point.stages), told)
+    return compare(run_to_end(workers, ground.case(point), point.stages, timeout_s), told)

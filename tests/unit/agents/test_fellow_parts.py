@@ -5,6 +5,7 @@ import json
 import logging
 import os
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import psutil
@@ -229,6 +230,13 @@ def test_started_stages_are_remembered_until_their_end_was_told(tmp_path: Path) 
     assert again.started() == {a_key(1), a_key(2)}
     (tmp_path / "attempts.json").write_text("[[")
     assert Attempts(tmp_path).started() == frozenset()
+
+
+def test_starts_and_ends_noted_at_the_same_time_are_all_kept(tmp_path: Path) -> None:
+    attempts = Attempts(tmp_path)
+    with ThreadPoolExecutor(8) as threads:
+        list(threads.map(lambda n: attempts.note_start(a_key(n)), range(1, 30)))
+    assert len(Attempts(tmp_path).started()) == 29
 
 
 def test_a_damaged_identity_is_said_and_not_replaced(tmp_path: Path) -> None:

@@ -124,6 +124,28 @@ async def test_a_stage_that_cannot_be_started_has_failed_with_the_reason(tmp_pat
     assert "no worker could be started" in failed.message
 
 
+async def test_a_state_folder_that_cannot_be_written_fails_the_stage_and_not_the_daemon(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    twin = LeaderTwin()
+    twin.invites[INVITE] = None
+    with running(twin):
+        identity = await join(tmp_path, twin.url, INVITE, ("cpu:500MB:1",))
+        monkeypatch.setattr("agents.fellow.attempts.write_private", full)
+        setting = DaemonSetting(tmp_path, tmp_path, launcher=PlainLauncher(WORKER))
+        daemon = Daemon(identity, setting)
+        task = asyncio.create_task(daemon.run())
+        twin.want(an_assignment("finish"))
+        await anyio.to_thread.run_sync(twin.wait_for, lambda: twin.of("failed"))
+        daemon.stop()
+        async with asyncio.timeout(10):
+            await task
+    assert "No space left on device" in twin.of("failed")[0].message
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 async def test_the_daemon_as_a_process_leaves_none_behind(tmp_path: Path, number: int) -> None:
     twin = LeaderTwin()

@@ -35,6 +35,15 @@ async def test_the_console_is_served_with_strict_headers(furnished: House) -> No
     assert "unsafe" not in CSP
 
 
+async def test_the_console_s_own_addresses_lead_to_its_page(furnished: House) -> None:
+    async with furnished.client() as browser:
+        for path in ("/training", "/pools/ann/home/training", "/training/"):
+            answer = await browser.get(path)
+            assert answer.text.startswith("<!doctype html>"), path
+        for path in ("/pools/ann/training", "/pools/a/b/c/training", "/pools/A%2F../b/training"):
+            assert (await browser.get(path)).status_code == 404, path
+
+
 async def test_a_file_that_has_not_changed_is_not_sent_again(furnished: House) -> None:
     async with furnished.client() as browser:
         first = await browser.get("/js/main.js")
