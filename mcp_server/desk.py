@@ -91,7 +91,10 @@ class Desk:
             target.unlink(missing_ok=True)
 
     async def token_file(self, fellow_id: str, digest: str) -> StoredFile | None:
-        """A token file."""
+        """A token file, for a fellow that has an order for it: a pool's data stays in the pool."""
+        orders = await self.leader.wait_orders(fellow_id, -1, 0.0)
+        if all(stage.order.tokens.digest != digest for stage in orders.stages):
+            return None
         return self.leader.token_file(digest)
 
     async def model(self, fellow_id: str, name: str) -> ShownModel | None:

@@ -14,8 +14,8 @@ from typing import TextIO
 # Access tokens, invites and fellows' credentials all begin with sw, a letter and _; hub tokens with
 # hf_. The others are recognised by what stands before them.
 SECRET = re.compile(
-    r"""\b(?P<kind>sw[a-z]_|hf_)[A-Za-z0-9_\-.]{8,}
-    | (?P<before>\b(?i:bearer)\s+ | \bcode= | \b(?:__Host-swarm|swarm_session)=)
+    r"""(?P<kind>sw[a-z]_|hf_)[A-Za-z0-9_\-.]{8,}
+    | (?P<before>(?i:bearer)\s+ | \bcode= | \b(?:__Host-swarm|swarm_session)=)
       [A-Za-z0-9_\-.~+/=]{8,}""",
     re.VERBOSE,
 )

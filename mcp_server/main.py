@@ -141,6 +141,8 @@ async def serve(settings: Settings, listener: socket.socket, proxy: str | None) 
             proxy_headers=proxy is not None,
             forwarded_allow_ips=proxy,
             timeout_graceful_shutdown=CLOSE_S,
+            # Longer than a few heartbeats of 5 s: a connection must not be closed under one.
+            timeout_keep_alive=KEEP_ALIVE_S,
             lifespan="on",
         )
         if not asked_to_end:

@@ -7,6 +7,7 @@ a surprise. Reads JSON only: a value is checked in the form in which it crosses.
 import difflib
 import json
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError
@@ -47,7 +48,7 @@ def parse(model: type[M], raw: Mapping[str, Any] | bytes | str) -> M:
         text = raw if isinstance(raw, (bytes, str)) else json.dumps(raw, allow_nan=True)
         return model.model_validate_json(text)
     except ValidationError as error:
-        raise refusal(model, error.errors(include_url=False, include_input=False)) from None
+        raise refusal(model, error.errors(include_url=False, include_input=False), raw) from None
     except (RecursionError, ValueError, TypeError) as error:
         raise SwarmError(
             "invalid-input",
@@ -61,24 +62,37 @@ def parse_strings(model: type[M], raw: Mapping[str, Any]) -> M:
     try:
         return model.model_validate_strings(dict(raw), strict=False)
     except ValidationError as error:
-        raise refusal(model, error.errors(include_url=False, include_input=False)) from None
+        raise refusal(model, error.errors(include_url=False, include_input=False), raw) from None
 
 
-def refusal(model: type[BaseModel], errors: Iterable[ErrorDetails]) -> SwarmError:
-    """The error that tells each wrong argument in our own words."""
-    told = [_tell(model, error) for error in errors]
+def refusal(
+    model: type[BaseModel], errors: Iterable[ErrorDetails], raw: Mapping[str, Any] | bytes | str
+) -> SwarmError:
+    """The error that tells each wrong argument in our own words.
+
+    Args:
+        raw: what was read, which says what a place in it is called.
+    """
+    told = _by_place([_tell(model, error, _values(raw)) for error in errors])
     return SwarmError(
         "invalid-input",
-        "; ".join(f"{one['pointer'] or '/'}: {one['detail']}" for one in told[:5]),
-        hint=next(
-            (one["hint"] for one in told if one["hint"]), "correct the arguments named above"
-        ),
-        facts={"errors": [{"pointer": o["pointer"], "detail": o["detail"]} for o in told[:20]]},
+        "; ".join(f"{one.pointer or '/'}: {one.detail}" for one in told[:5]),
+        hint=next((one.hint for one in told if one.hint), "correct the arguments named above"),
+        facts={"errors": [{"pointer": o.pointer, "detail": o.detail} for o in told[:20]]},
     )
 
 
-def _tell(model: type[BaseModel], error: ErrorDetails) -> dict[str, str]:
-    pointer = "".join(f"/{part}" for part in error["loc"])
+@dataclass(frozen=True)
+class _Wrong:
+    pointer: str
+    detail: str
+    hint: str
+    union: str | None
+    """Where the value stands that may be of several types, when this is about one of them."""
+
+
+def _tell(model: type[BaseModel], error: ErrorDetails, values: Any) -> _Wrong:
+    pointer, union = _place(error, values)
     hint = ""
     if error["type"] == "extra_forbidden":
         name = str(error["loc"][-1])
@@ -91,7 +105,45 @@ def _tell(model: type[BaseModel], error: ErrorDetails) -> dict[str, str]:
     else:
         detail = error["msg"].removeprefix("Value error, ")
         detail = detail[:1].lower() + detail[1:]
-    return {"pointer": pointer, "detail": detail, "hint": hint}
+    return _Wrong(pointer, detail, hint, union)
+
+
+def _place(error: ErrorDetails, values: Any) -> tuple[str, str | None]:
+    """(pointer, pointer of the union): pydantic puts the names of a union's types into the path."""
+    pointer, union = "", None
+    for number, part in enumerate(error["loc"]):
+        is_absent = error["type"] == "missing" and number == len(error["loc"]) - 1
+        try:
+            values = None if is_absent else values[part]
+        except (KeyError, IndexError, TypeError):
+            union = pointer
+        else:
+            pointer += f"/{part}"
+    return pointer, union
+
+
+def _by_place(told: list[_Wrong]) -> list[_Wrong]:
+    """One for each place: "a or b" for a value that is of none of its types."""
+    inside = {one.union for one in told if one.union is not None and one.pointer != one.union}
+    places: dict[str, _Wrong] = {}
+    for one in told:
+        if one.pointer == one.union and one.pointer in inside:
+            continue  # of the right type, and wrong inside: that is what helps
+        before = places.get(one.pointer)
+        if before is None:
+            places[one.pointer] = one
+        elif one.detail not in before.detail:
+            more = one.detail.removeprefix("input should be ")
+            places[one.pointer] = replace(before, detail=f"{before.detail} or {more}")
+    return list(places.values())
+
+
+def _values(raw: Mapping[str, Any] | bytes | str) -> Any:
+    """What was read, as values; None when it cannot be."""
+    try:
+        return json.loads(raw) if isinstance(raw, (bytes, str)) else raw
+    except (ValueError, RecursionError):
+        return None
 
 
 def _field_names(model: type[BaseModel]) -> set[str]:

@@ -116,6 +116,8 @@ def _load(text: str) -> Any:
 
 
 def _where(error: Exception) -> str:
+    if isinstance(error, RecursionError):
+        return "it is nested too deeply"
     mark = getattr(error, "problem_mark", None)
     if mark is not None:
         problem = getattr(error, "problem", None) or "cannot be read"

@@ -98,6 +98,8 @@ class Daemon:
             ),
             self._outbox.put,
         )
+        # A card that is free again is told at once: the next job may wait for it.
+        self._supervisor.on_change = self._beat_now.set
 
     def stop(self) -> None:
         """End soon: stop the workers, send what can be sent."""

@@ -62,7 +62,7 @@ class Supervisor:
         self.sent_bytes = 0
         self.received_bytes = 0
         self.on_change: Callable[[], None] = lambda: None
-        """Called when a worker's status has changed."""
+        """Called when a worker's phase has changed, or it is gone."""
         self._fail_what_was_lost()
 
     def held_bytes(self, card_index: int) -> int:
@@ -158,7 +158,7 @@ class Supervisor:
         try:
             self._attempts.note_end(key)
         except OSError as error:
-            # After a restart the stage would be called failed once more: the leader keeps the first.
+            # After a restart it would be called failed once more; the leader keeps the first.
             log.warning("an end was not written down", extra={"why": error.strerror})
 
     async def _launch(

@@ -164,8 +164,10 @@ class Worker:
         async for line in self.process.channel.lines():
             report = self.intake.take(line)
             if report is not None:
+                before = self.told.phase
                 self.told.note(report)
-                changed()
+                if self.told.phase != before:
+                    changed()
 
     async def _read_printed(self) -> None:
         async for line in self.process.printed.lines():

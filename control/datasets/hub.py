@@ -56,7 +56,14 @@ class Hub:
         known = self._known.get(key)
         if known is not None and self._clock.monotonic() - known[0] < FRESH_S:
             return known[1]
-        model = await asyncio.to_thread(_resolve, repository, revision)
+        try:
+            model = await asyncio.to_thread(_resolve, repository, revision)
+        except SwarmError as error:
+            # A waiting job must not lose its model, or wait for a timeout each time, while the
+            # hub is away: what was true five minutes ago is believed.
+            if known is None or error.code != "unavailable":
+                raise
+            model = known[1]
         self._known[key] = (self._clock.monotonic(), model)
         while len(self._known) > REMEMBERED:
             self._known.popitem(last=False)

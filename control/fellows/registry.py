@@ -243,7 +243,7 @@ class Registry:
             self._publish("fellows", member.pool, "measured")
 
     def note_measured(self, fellow_id: str, token: str, card_index: int) -> None:
-        """A card has been measured as the order of this token asked; after the last the order ends."""
+        """A card has been measured as this order asked; after the last card the order ends."""
         member = self._members.get(fellow_id)
         if member is None or member.measure is None or member.measure.token != token:
             return

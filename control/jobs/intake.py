@@ -12,10 +12,11 @@ from typing import Any
 from control.fellows.clean_text import clean, clean_code
 from control.job_states import ACTIVE, may_move
 from control.records.job_files import JobFiles, Line
-from control.records.smoothing import extend
+from control.records.smoothing import REACH, extend
 from control.store import fellows, jobs, records, stages
 from control.store.database import Tx
 from control.store.jobs import Job
+from control.store.records import Span
 from control.store.stages import Peak, Stage
 from transport.reports import (
     AdapterSaved,
@@ -151,18 +152,18 @@ class _Intake:
             changes |= self._mean_anew(job, told)
         if job.state in ("starting", "recovering"):
             changes["state"] = "running"
+            self.taken.touched[job.job_id] = job.pool
         jobs.update(self.tx, job.job_id, **changes)
         more = {"skipped_updates": int(told.skipped)}
         jobs.count(self.tx, job, **more, empty_micro_batches=told.empty_micro_batches)
-        self.taken.touched[job.job_id] = job.pool
 
     def _mean_anew(self, job: Job, told: StepDone) -> dict[str, Any]:
         """A late point changes every mean after it: taken again from the stored losses."""
-        mean, num = 0.0, 0
-        last = max(job.step, told.step)
-        for loss in records.losses(self.tx, job.job_id, told.stage, last):
-            mean, num = extend(mean, loss), num + 1
-        return {"mean": mean, "mean_steps": num}
+        mean, last = 0.0, max(job.step, told.step)
+        for loss in records.losses(self.tx, job.job_id, told.stage, (last - REACH, last)):
+            mean = extend(mean, loss)
+        every = Span(job.job_id, told.stage, 1, 0)
+        return {"mean": mean, "mean_steps": records.count_steps(self.tx, every)}
 
     def _evaluated(self, job: Job, stage: Stage, told: Evaluated) -> None:
         if stage.work.is_last:

@@ -7,7 +7,7 @@ from control.jobs.views import job_row, job_view
 from control.operations.call import Call, handles
 from control.operations.office import Office
 from control.records.job_files import Wanted
-from control.records.smoothing import smooth
+from control.records.smoothing import REACH, smooth
 from control.store import jobs, pools, records, stages
 from control.store.database import Tx
 from control.store.jobs import Job, Page
@@ -207,7 +207,8 @@ def _step_rows(tx: Tx, span: Span) -> list[StepRow]:
     found = records.steps(tx, span)
     if not found:
         return []
-    means = smooth(records.losses(tx, span.job_id, span.stage, found[-1]["step"]))
+    between = (span.from_step - REACH, found[-1]["step"])
+    means = smooth(records.losses(tx, span.job_id, span.stage, between))
     told = zip(found, means[-len(found) :])
     return [
         StepRow(

@@ -3,6 +3,7 @@
 from collections.abc import Iterable
 
 WEIGHT = 0.8
+REACH = 200  # losses before these weigh less than 1e-19: a mean may start there
 
 
 def extend(mean: float, loss: float) -> float:

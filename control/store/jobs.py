@@ -83,6 +83,8 @@ def update(tx: Tx, job_id: str, **changes: Any) -> None:
 
 def count(tx: Tx, job: Job, **more: int) -> None:
     """Add to a job's named counts."""
+    if not any(more.values()):
+        return
     fresh = find(tx, job.job_id)
     counts = dict(fresh.counts) if fresh else {}
     for name, amount in more.items():

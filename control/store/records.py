@@ -66,11 +66,12 @@ def count_steps(tx: Tx, span: Span) -> int:
     return int(row[0])
 
 
-def losses(tx: Tx, job_id: str, stage: int, until_step: int) -> Iterator[float]:
-    """The losses of a stage's steps up to one, in order."""
+def losses(tx: Tx, job_id: str, stage: int, between: tuple[int, int]) -> Iterator[float]:
+    """The losses of a stage's steps from one to another, both included, in order."""
     rows = tx.execute(
-        "SELECT loss FROM steps WHERE job_id = ? AND stage = ? AND step <= ? ORDER BY step",
-        (job_id, stage, until_step),
+        "SELECT loss FROM steps WHERE job_id = ? AND stage = ? AND step BETWEEN ? AND ?"
+        " ORDER BY step",
+        (job_id, stage, *between),
     )
     return (float(row["loss"]) for row in rows)
 

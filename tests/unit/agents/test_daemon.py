@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import json
+import os
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
@@ -59,8 +60,7 @@ async def a_daemon(
         cache_folder=folder / "cache",
         launcher=launcher,
         patience=QUICK,
-        probe=PROBE,
-        **more,
+        **{"probe": PROBE, **more},
     )
     daemon = Daemon(identity, setting)
     task = asyncio.create_task(daemon.run())
@@ -256,9 +256,14 @@ async def test_stages_that_ran_when_the_daemon_died_are_reported_and_not_started
 
 
 async def test_cards_are_measured_once_for_each_order(twin: LeaderTwin, tmp_path: Path) -> None:
-    async with a_daemon(twin, tmp_path, PlainLauncher(WORKER)):
+    gate = tmp_path / "gate"
+    os.mkfifo(gate)
+    probe = ("/bin/sh", "-c", f"cat {gate}")  # measures until the test lets it end
+    async with a_daemon(twin, tmp_path, PlainLauncher(WORKER), probe=probe):
         await told(twin, lambda: twin.beats)
         twin.want(measure=MeasureOrder(token="m-1"))
+        await told(twin, lambda: twin.beats[-1].measuring)
+        await anyio.to_thread.run_sync(gate.write_text, FIGURES)
         await told(twin, lambda: twin.of("measured"))
         await told(twin, lambda: twin.beats[-1].cards[0].speeds)
         beats = len(twin.beats)
@@ -266,7 +271,7 @@ async def test_cards_are_measured_once_for_each_order(twin: LeaderTwin, tmp_path
 
     (measured,) = twin.of("measured")
     assert (measured.token, measured.error, measured.speeds[0].tflops) == ("m-1", "", 0.5)
-    assert any(beat.measuring for beat in twin.beats)
+    assert not twin.beats[-1].measuring
 
 
 async def test_a_worker_is_told_its_secret_on_the_channel_and_never_in_its_log(

@@ -73,7 +73,7 @@ class HubHandler(BaseHTTPRequestHandler):
         if body and self.command != "HEAD":
             self.wfile.write(data)
 
-    def log_message(self, format: str, *args: Any) -> None:
+    def log_message(self, format: str, *args: Any) -> None:  # noqa: A002
         """Say nothing."""
 
 
