@@ -21,6 +21,7 @@ from transport.errors import SwarmError
 if TYPE_CHECKING:
     import uvicorn
 
+KEEP_ALIVE_S = 75
 CLOSE_S = 4  # for requests to end; draining changes and closing the store take the rest of 10
 
 

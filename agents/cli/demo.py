@@ -44,6 +44,8 @@ def demo(keep: bool, steps: int | None, folder: Path | None) -> int:
     home = folder or default_folder(cache)
     console = session.console(sys.stderr if session.is_json else None)
     story = Story(home.resolve(), cache / "models", Show(console, plan_text))
+    # Also where a shell started it in the background with SIGINT ignored.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGTERM, _interrupt)
     kept: str | None = None
     try:

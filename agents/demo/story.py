@@ -6,6 +6,7 @@ is only where it is shown. Every wait is bounded and watches that no process has
 
 import json
 import secrets
+import shutil
 import subprocess
 import time
 from collections.abc import Callable
@@ -103,7 +104,12 @@ class Story:
         """End every process; returns the ids that had to be killed."""
         if self._client is not None:
             self._client.close()
-        return self.household.stop()
+        names = {child.name for child in self.household.children}
+        killed = self.household.stop()
+        # Their copies of the model are most of a gigabyte; logs, text and adapter stay.
+        for name in names | {"convert", "sample"}:
+            shutil.rmtree(self.folder / name, ignore_errors=True)
+        return killed
 
     def how_to_stop(self) -> str:
         """For a demo that is kept: where it listens, and the line that ends it."""

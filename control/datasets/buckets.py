@@ -5,6 +5,7 @@ Files lie on disk under the hash of their bytes; the database says which bucket 
 
 import asyncio
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,7 +13,7 @@ from control.clock import Clock
 from control.datasets.rows import check_file
 from control.store import buckets
 from control.store.buckets import Bucket, BucketFile
-from control.store.database import Tx
+from control.store.database import Database, Tx
 from control.store.files import StoredFile, receive, settle
 from transport.api.buckets import BucketRow, BucketView
 from transport.api.operation import Next
@@ -41,13 +42,19 @@ class Buckets:
         self._limit_bytes = limit_bytes
         self._clock = clock
         self._random_bytes = random_bytes
+        self._settling = asyncio.Lock()
 
     def path(self, sha256: str) -> Path:
         """Where a data file lies."""
         return self._folder / sha256
 
-    async def receive(self, name: str, chunks: AsyncIterator[bytes]) -> Received:
-        """Stream a file in, check every row, give it its place. Nothing is left of a refused one.
+    @asynccontextmanager
+    async def receiving(
+        self, name: str, chunks: AsyncIterator[bytes], database: Database
+    ) -> AsyncIterator[Received]:
+        """Stream a file in, check every row, and give it its place while the caller commits.
+
+        Whoever refuses the file, nothing of it is left, unless a bucket holds the same bytes.
 
         Raises:
             SwarmError: invalid-input naming the wrong line, too-large, storage-full.
@@ -57,12 +64,18 @@ class Buckets:
             file = await receive(chunks, beside, self._limit_bytes)
             told = await asyncio.to_thread(check_file, beside, name)
             target = self.path(file.sha256)
-            await asyncio.to_thread(settle, beside, target)
+            stored = StoredFile(target, file.size_bytes, file.sha256)
+            # One at a time, or a refusal could take the bytes of another upload that is let in.
+            async with self._settling:
+                await asyncio.to_thread(settle, beside, target)
+                try:
+                    yield Received(stored, name, told.num_rows, told.kinds)
+                except BaseException:
+                    if not await database.read(lambda tx: buckets.holds(tx, file.sha256)):
+                        await asyncio.to_thread(target.unlink, missing_ok=True)
+                    raise
         finally:
             beside.unlink(missing_ok=True)
-        return Received(
-            StoredFile(target, file.size_bytes, file.sha256), name, told.num_rows, told.kinds
-        )
 
     def create(self, tx: Tx, pool: str, bucket: str) -> BucketView:
         """Make an empty bucket.

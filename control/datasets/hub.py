@@ -5,6 +5,8 @@ the hub client's own cache are honoured. Blocking calls run in threads.
 """
 
 import asyncio
+import json
+import re
 from collections import OrderedDict
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +24,7 @@ from stage_runtime.model_facts import ModelFacts, facts_from_config
 from transport.errors import SwarmError, not_found
 from transport.orders import ModelSource
 
+CONFIG = "config.json"
 FRESH_S = 300.0  # how long a branch is believed to point where it did
 REMEMBERED = 64
 
@@ -72,6 +75,7 @@ class Hub:
 
 def _resolve(repository: str, revision: str | None) -> HubModel:
     # Imported here: it costs a third of a second that a leader with local models never needs.
+    import httpx2  # noqa: PLC0415
     import huggingface_hub as hub  # noqa: PLC0415
     from huggingface_hub import errors  # noqa: PLC0415
 
@@ -91,41 +95,90 @@ def _resolve(repository: str, revision: str | None) -> HubModel:
         raise SwarmError(
             "invalid-input", f"{shown!r} is no model id", hint="write org/name or local:NAME"
         ) from None
-    except (errors.NotASafetensorsRepoError, errors.SafetensorsParsingError):
-        refuse_without_safetensors([])
-        raise
-    except (errors.HfHubHTTPError, ConnectionError, TimeoutError, OSError) as error:
-        return _ask_cache(hub, repository, revision, error)
+    except errors.RemoteEntryNotFoundError as error:
+        raise _broken(shown, f"{_file_of(str(error.response.url))} is missing") from None
+    except (errors.NotASafetensorsRepoError, errors.SafetensorsParsingError) as error:
+        what = f"the header of {_file_of(str(error))} cannot be read"
+        raise _broken(shown, what) from None
+    except (errors.HfHubHTTPError, httpx2.HTTPError, OSError) as error:
+        status = getattr(getattr(error, "response", None), "status_code", None)
+        _refuse_status(shown, status)
+        why = f"answers {status}" if status else f"cannot be reached ({type(error).__name__})"
+        return _ask_cache(hub, repository, revision, why)
+
+
+def _refuse_status(shown: str, status: int | None) -> None:
+    """Refusals of the hub that no cache may hide."""
+    if status in (401, 403):
+        raise SwarmError(
+            "forbidden",
+            f"the model hub refuses {shown} to this leader ({status})",
+            hint="set an HF_TOKEN that may read it at the leader and the fellows",
+        )
+    if status == 429:
+        raise SwarmError(
+            "rate-limited",
+            f"the model hub was asked too often and refuses {shown} for now (429)",
+            hint="wait a few minutes, or set HF_TOKEN at the leader",
+        )
+    if status == 416:
+        raise _broken(shown, "a weight file is empty")
+
+
+def _broken(shown: str, what: str) -> SwarmError:
+    return SwarmError(
+        "invalid-input",
+        f"{shown} cannot be used: {what}",
+        hint="take another revision or another repository",
+    )
+
+
+def _file_of(text: str) -> str:
+    """The weight file that a message or an address names."""
+    found = re.search(r"[\w.-]+\.safetensors(\.index\.json)?", text)
+    return found[0] if found else text.rpartition("/")[2][:80]
 
 
 def _ask_hub(hub: Any, repository: str, revision: str | None) -> HubModel:
     info = hub.HfApi().model_info(repository, revision=revision, timeout=20)
     names = [file.rfilename for file in info.siblings or []]
     refuse_without_safetensors(names)
+    if CONFIG not in names:
+        raise _broken(repository, f"{CONFIG} is missing")
     commit = str(info.sha)
-    metadata = hub.HfApi().get_safetensors_metadata(repository, revision=commit, timeout=20)
-    tensors: dict[str, Tensors] = {
-        file: {name: int(t.data_offsets[1] - t.data_offsets[0]) for name, t in told.tensors.items()}
-        for file, told in metadata.files_metadata.items()
-    }
     for name in FILES:
         if name in names:
             path = Path(hub.hf_hub_download(repository, name, revision=commit))
-    return _model(repository, commit, path.parent, tensors)
+    facts_from_config(read_json(path.parent / CONFIG))  # before anything else is fetched
+    return _model(repository, commit, path.parent, _tensors(hub, repository, commit))
 
 
-def _ask_cache(hub: Any, repository: str, revision: str | None, why: Exception) -> HubModel:
-    """What an earlier visit left in the cache, when the hub cannot be reached."""
+def _tensors(hub: Any, repository: str, commit: str) -> dict[str, Tensors]:
+    """Weight file -> tensor -> bytes, from the headers of the files."""
+    try:
+        metadata = hub.HfApi().get_safetensors_metadata(repository, revision=commit, timeout=20)
+        return {
+            file: {
+                name: int(t.data_offsets[1] - t.data_offsets[0]) for name, t in told.tensors.items()
+            }
+            for file, told in metadata.files_metadata.items()
+        }
+    except (json.JSONDecodeError, AttributeError, KeyError, TypeError):
+        raise _broken(repository, "the index of its weight files cannot be read") from None
+
+
+def _ask_cache(hub: Any, repository: str, revision: str | None, why: str) -> HubModel:
+    """What an earlier visit left in the cache, when the hub gives nothing."""
     try:
         config = Path(
-            hub.hf_hub_download(repository, "config.json", revision=revision, local_files_only=True)
+            hub.hf_hub_download(repository, CONFIG, revision=revision, local_files_only=True)
         )
     except OSError:
         raise SwarmError(
             "unavailable",
-            f"the model hub cannot be reached, and {repository} is not in the cache"
-            f" ({type(why).__name__})",
-            hint="go online, or put the model into the leader's store: `swarm models add FOLDER`",
+            f"the model hub {why}, and {repository} is not in the cache",
+            hint="try again later, or put the model into the leader's store: "
+            "`swarm models add FOLDER`",
         ) from None
     return _model(repository, config.parent.name, config.parent, None)
 
@@ -133,7 +186,7 @@ def _ask_cache(hub: Any, repository: str, revision: str | None, why: Exception) 
 def _model(
     repository: str, commit: str, folder: Path, tensors: dict[str, Tensors] | None
 ) -> HubModel:
-    facts = facts_from_config(read_json(folder / "config.json"))
+    facts = facts_from_config(read_json(folder / CONFIG))
     if tensors is not None:
         refuse_missing_layers(facts, tensors)
     source = ModelSource(

@@ -49,9 +49,10 @@ async def buckets_create(leader: Office, call: Call, ask: BucketsCreate) -> Buck
 async def buckets_add(leader: Office, call: Call, ask: BucketsAdd) -> BucketView:
     """Take a data file: checked row by row, then stored."""
     await leader.database.read(lambda tx: shown.need(tx, ask.pool, ask.bucket))
-    received = await leader.buckets.receive(ask.name, _bytes(call, ask.content))
-    call.with_upload_digest(received.file.sha256)
-    view = await call.commit(lambda tx: leader.buckets.add(tx, ask.pool, ask.bucket, received))
+    chunks = _bytes(call, ask.content)
+    async with leader.buckets.receiving(ask.name, chunks, leader.database) as received:
+        call.with_upload_digest(received.file.sha256)
+        view = await call.commit(lambda tx: leader.buckets.add(tx, ask.pool, ask.bucket, received))
     leader.events.publish("buckets", ask.pool, "added")
     leader.registry.heard.set()
     return view

@@ -90,6 +90,12 @@ def add_file(tx: Tx, file: BucketFile) -> None:
     )
 
 
+def holds(tx: Tx, sha256: str) -> bool:
+    """Whether any bucket of any pool holds a file with these bytes."""
+    row = tx.execute("SELECT 1 FROM bucket_files WHERE sha256 = ? LIMIT 1", (sha256,)).fetchone()
+    return row is not None
+
+
 def put_token_file(tx: Tx, key: str, told: Mapping[str, Any], at: float) -> None:
     """Remember the token file made of some data by some tokenizer."""
     tx.execute(

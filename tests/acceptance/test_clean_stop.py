@@ -242,7 +242,7 @@ def test_a_forkserver_that_is_killed_takes_its_worker_along_and_is_replaced(pool
     assert_told_by(ended, stage, "the worker process")
 
 
-def test_a_daemon_that_is_killed_takes_its_worker_along_and_says_so_when_it_is_back(
+def test_a_daemon_that_is_killed_takes_its_worker_along_and_the_pool_goes_on_when_it_is_back(
     pool: RealPool,
 ) -> None:
     job = start(pool)
@@ -266,6 +266,4 @@ def test_a_daemon_that_is_killed_takes_its_worker_along_and_says_so_when_it_is_b
     pool.household.children.remove(again)
     pool.household.children.insert(2, again)
     assert complete(pool).state == "completed"
-    told = pool.job(job.job_id)
-    assert told.untrusted_error is not None
-    assert told.untrusted_error.startswith(f"{fellow_id}: the fellow daemon ended")
+    assert fellow_id in pool.job(job.job_id).reason

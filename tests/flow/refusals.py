@@ -8,8 +8,10 @@ import contextlib
 import hashlib
 import io
 import json
+import os
 import shutil
 import sqlite3
+import sys
 import tempfile
 from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -33,6 +35,7 @@ from transport.api.catalog import OPERATIONS
 from transport.api.operation import Operation
 from transport.errors import CODES
 
+ROOT = Path(__file__).resolve().parents[2]
 ERAS = {"mcp legacy": "legacy", "mcp modern": "2026-07-28"}
 FACES = (*ERAS, "rest", "cli")
 MAX_SENTENCE = 600
@@ -257,6 +260,36 @@ async def open_world(folder: Path, **settings: Any) -> AsyncIterator[World]:
         await furnish(world)
         await _open_tools(world, stack)
         yield world
+
+
+@asynccontextmanager
+async def process_world(folder: Path, *words: str, **environment: str) -> AsyncIterator[World]:
+    """The same with the leader as a process of its own, killed at the end."""
+    data = folder / "data"
+    with (folder / "log.jsonl").open("ab") as log:
+        child = await asyncio.create_subprocess_exec(
+            sys.executable, "-m", "mcp_server.main", "--port", "0", "--data", str(data), *words,
+            cwd=ROOT, stdout=asyncio.subprocess.PIPE, stderr=log,
+            env={
+                **os.environ, "SWARM_CONFIG": str(folder / "none.toml"),
+                "SWARM_OFFLINE_AFTER_S": "600", **environment,
+            },
+        )  # fmt: skip
+    try:
+        assert child.stdout is not None
+        line = await asyncio.wait_for(child.stdout.readline(), 30)
+        assert line, (folder / "log.jsonl").read_text()
+        async with AsyncExitStack() as stack:
+            token = (data / "owner.token").read_text()
+            world = World(None, json.loads(line)["url"], token, folder)
+            await furnish(world)
+            await _open_tools(world, stack)
+            yield world
+        assert child.returncode is None, (folder / "log.jsonl").read_text()
+    finally:
+        if child.returncode is None:
+            child.kill()
+            await child.wait()
 
 
 async def _open_tools(world: World, stack: AsyncExitStack) -> None:
