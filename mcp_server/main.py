@@ -98,7 +98,9 @@ def listen(host: str, port: int) -> socket.socket:
         SwarmError: conflict when the port is in use, invalid-input when the address is not ours.
     """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    listener = socket.socket(family)
+    # asyncio turns Nagle off only where it reads TCP here; else every answer on a kept connection
+    # waits 40 ms for the reader's delayed acknowledgement (46 ms a request against 0.4 ms).
+    listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     try:
         # So that a restart need not wait for old connections; a second leader is still refused.
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

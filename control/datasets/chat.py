@@ -20,6 +20,11 @@ from transport.errors import SwarmError
 Messages = Sequence[Mapping[str, str]]
 # Templates that ask for today get this day, so that the same data gives the same tokens.
 TODAY = "26 Jul 2024"
+# What foreign code raises; one that calls itself for ever is a RuntimeError. MemoryError goes on.
+_FAILURES = (
+    jinja2.TemplateError, TypeError, ValueError, LookupError, AttributeError, ArithmeticError,
+    RuntimeError,
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -66,7 +71,7 @@ class ChatTemplate:
                 add_generation_prompt=ask,
                 **self._special,
             )
-        except (jinja2.TemplateError, TypeError, ValueError, KeyError, ArithmeticError) as error:
+        except _FAILURES as error:
             raise _refusal(error) from None
 
     def chat(self, messages: Messages) -> Chat:
@@ -114,8 +119,9 @@ def _raise(message: object) -> NoReturn:
 
 
 def _refusal(error: Exception) -> SwarmError:
+    said = " ".join(str(error).split())[:300].rstrip(".") or type(error).__name__
     return SwarmError(
         "invalid-input",
-        f"this model's chat template refuses the messages: {str(error)[:300]}",
+        f"this model's chat template refuses the messages: {said}",
         hint="check the order of the roles, or use rows with prompt and completion",
     )

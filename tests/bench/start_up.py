@@ -2,7 +2,7 @@
 
     python -m tests.bench.start_up
 
-Seconds from spawn to end (`swarm --help`, `swarm version`) or to the line of readiness (the leader),
+Seconds from spawn to end (`swarm --help`, `swarm version`) or to the leader's line of readiness,
 median of 7 after one warm-up, beside a Python that does nothing. Exit code 1 past a limit.
 """
 

@@ -29,7 +29,16 @@ from control.leader import Leader
 from control.settings import Settings
 from mcp_server.desk import doors_for
 from mcp_server.tools import PROBLEM_KEY
-from tests.flow.open_leader import POOL, OTHER, TEXT, OpenLeader, join_fellow, write_tiny_model
+from tests.flow.open_leader import (
+    GB,
+    OTHER,
+    POOL,
+    TEXT,
+    OpenLeader,
+    heartbeat,
+    join_fellow,
+    write_tiny_model,
+)
 from tests.unit.mcp_server.twin import listener, open_doors
 from transport.api.catalog import OPERATIONS
 from transport.api.operation import Operation
@@ -301,12 +310,24 @@ async def _open_tools(world: World, stack: AsyncExitStack) -> None:
         world.tools[face] = await stack.enter_async_context(client)
 
 
+async def join_ready(world: World, pool: str, card_bytes: int = 4 * GB) -> str:
+    """A machine that could train joins a pool: its fellow_id."""
+    fellow_id, credential = await join_fellow(world, pool)
+    beat = heartbeat(fellow_id)
+    beat["machine"]["features"] = ["stage", "lora", "full"]
+    beat["cards"][0] |= {"total_bytes": card_bytes, "free_bytes": card_bytes}
+    async with world.http(credential) as client:
+        answer = await client.post("/fellow/v1/heartbeat", json=beat)
+    assert answer.status_code == 200, answer.text
+    return fellow_id
+
+
 async def furnish(world: World) -> None:
     """Two pools, one fellow, one model, some data, tokens of every sort."""
     write_tiny_model(world.folder / "tiny")
     await world.post("/pools", pool=POOL)
     await world.post("/pools", pool=OTHER)
-    world.fellows["only"], _ = await join_fellow(world, POOL)
+    world.fellows["only"] = await join_ready(world, POOL)
     await world.post("/buckets", pool=POOL, bucket="words")
     await world.post("/buckets/words/files", pool=POOL, name="a.txt", content=TEXT)
     await world.add_model("tiny")

@@ -16,7 +16,8 @@ from tests.flow.refusals import World, check, everything, process_world
 pytestmark = pytest.mark.usefixtures("told_where", "hasty")
 
 HUGE = 1 << 40
-WEIGHTS, LOST = "model.safetensors", "model-00001-of-00001.safetensors"
+WEIGHTS = "model.safetensors"
+LOST, HERE = "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"
 
 
 @pytest.fixture
@@ -54,7 +55,8 @@ async def world(
 def repositories(folder: Path) -> dict[str, Repository]:
     """Name -> what the hub has under it."""
     weights = (folder / "model.safetensors").read_bytes()
-    index = json.dumps({"weight_map": {"model.norm.weight": LOST}})
+    places = {"model.norm.weight": LOST, "model.embed_tokens.weight": HERE}
+    index = json.dumps({"weight_map": places}).encode()
     nest = b"[" * 100_000
     layer = {"model.layers.0.x": {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}}
     return {
@@ -82,7 +84,9 @@ def repositories(folder: Path) -> dict[str, Repository]:
         "org/huge-header": whole(folder, {WEIGHTS: header_of({}, HUGE)}),
         "org/odd-header": whole(folder, {WEIGHTS: struct.pack("<Q", 8) + b"not json"}),
         "org/few-layers": whole(folder, {WEIGHTS: header_of(layer) + b"\0" * 4}),
-        "org/lost-part": whole(folder, {WEIGHTS: None, f"{WEIGHTS}.index.json": index.encode()}),
+        "org/lost-part": whole(
+            folder, {WEIGHTS: None, f"{WEIGHTS}.index.json": index, HERE: weights}
+        ),
     }
 
 
@@ -127,8 +131,14 @@ def ask_for(model: str) -> dict[str, Any]:
 async def test_a_model_of_the_hub_that_cannot_be_used_is_refused(world: World, model: str) -> None:
     code, words = HUB_CASES[model]
     await world.refused("jobs_plan", ask_for(model), code, *words)
-    submit = {**ask_for(model), "unpinned": True}
-    await world.refused("jobs_submit", submit, code, *words, but=("mcp legacy", "cli"))
+
+
+@pytest.mark.parametrize("model", ["org/unknown", "org/gated", "org/pickled", "local:none"])
+async def test_a_job_with_a_model_that_cannot_be_used_is_not_accepted(
+    world: World, model: str
+) -> None:
+    code, _ = HUB_CASES.get(model, ("not-found", ()))
+    await world.refused("jobs_submit", {**ask_for(model), "unpinned": True}, code)
 
 
 async def test_the_good_one_of_the_same_hub_is_taken(world: World) -> None:
@@ -177,7 +187,7 @@ SENT: dict[str, tuple[str, ...]] = {
     "org/huge-header": ("model.safetensors", "its header"),
     "org/odd-header": ("model.safetensors", "its header cannot be read"),
     "org/few-layers": ("lack 1 of 2 layers",),
-    "org/lost-part": (f"1 of 1 weight files are missing: {LOST}",),
+    "org/lost-part": (f"1 of 2 weight files are missing: {LOST}",),
 }
 
 
