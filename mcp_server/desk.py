@@ -78,7 +78,7 @@ class Desk:
         await self.leader.admit_adapter(key)
         target = self.leader.incoming / f"adapter-{secrets.token_hex(8)}"
         limit = self.leader.office.settings.max_adapter_bytes
-        file = await receive(chunks, target, limit)
+        file = await receive(chunks, target, limit, name="the adapter")
         try:
             if not hmac.compare_digest(file.sha256, promised_sha256):
                 raise SwarmError(

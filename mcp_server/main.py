@@ -11,7 +11,7 @@ import socket
 import sys
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from control.settings import Settings, load
 from mcp_server.logs import start_logging
@@ -51,8 +51,15 @@ def _lead(words: list[str]) -> int:
         return asyncio.run(serve(settings.model_copy(update={"port": port}), listener, proxy))
 
 
+class _Parser(argparse.ArgumentParser):
+    """Refuses wrong words as everything else is refused: in one line."""
+
+    def error(self, message: str) -> NoReturn:
+        raise SwarmError("invalid-input", message, hint="see `swarm leader run --help`")
+
+
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = _Parser(
         "swarm leader",
         description="Run a leader. Each option is also SWARM_NAME and a line of config.toml.",
     )

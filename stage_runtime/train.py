@@ -25,6 +25,7 @@ from stage_runtime.load import LoadedStage, load_stage
 from stage_runtime.loss import StageLoss
 from stage_runtime.optim import adamw
 from stage_runtime.process_group import TensorKind
+from stage_runtime.progress import StepLog, tell_data, tell_share
 from stage_runtime.result import SavedFile, save_trained
 from stage_runtime.stage import (
     DTYPES,
@@ -90,11 +91,13 @@ def load(
     if token_file is not None:
         vocab = checkpoint.facts.vocab
         sequences = open_sequences(token_file, order.tokens, order.settings.seq_len, vocab)
+    load_s = time.monotonic() - started
+    tell_share(order, meter.held_bytes(), len(trained), load_s)
     report(
         StageLoaded,
         weight_bytes=meter.held_bytes(),
         priced_bytes=priced,
-        load_s=time.monotonic() - started,
+        load_s=load_s,
         downloaded_bytes=fetched,
         adapters_digest=digest_of(trained),
     )
@@ -194,8 +197,12 @@ def train(run: LoadedRun, group: StageGroup, report: Report, work_folder: Path) 
         stage = _assemble(run, group)
         if order.evaluate_base:
             _evaluate(run, stage, "base", 0, report)
+    tell_data(order)
+    steps = StepLog(order.settings.steps)
     for step in range(1, order.settings.steps + 1):
-        _one_step(run, stage, step, report)
+        outcome = _one_step(run, stage, step)
+        steps.tell(outcome)
+        _tell_step(outcome, report)
         if step == min(COUNTED_STEPS, order.settings.steps):
             _tell_memory(meter, report)
         if _is_due(order, step):
@@ -239,15 +246,14 @@ def _no_loss(*_: Any) -> torch.Tensor:
     raise AssertionError("only the last stage computes a loss")
 
 
-def _one_step(run: LoadedRun, stage: RunningStage, step: int, report: Report) -> None:
+def _one_step(run: LoadedRun, stage: RunningStage, step: int) -> StepOutcome:
     batch = _batch(run, step)
     if step <= COUNTED_STEPS:
         with run.meter.counting():
-            outcome = run_step(stage, step, batch)
-    else:
-        outcome = run_step(stage, step, batch)
-        run.meter.check_resident()
-    _tell_step(outcome, report)
+            return run_step(stage, step, batch)
+    outcome = run_step(stage, step, batch)
+    run.meter.check_resident()
+    return outcome
 
 
 def _batch(run: LoadedRun, step: int) -> Batch | None:
@@ -284,6 +290,14 @@ def _evaluate(run: LoadedRun, stage: RunningStage, moment: str, step: int, repor
             f"the held-out loss after step {step} is not a finite number",
             hint="train in float32 or bfloat16" if step == 0 else "lower the learning rate",
         )
+    log.info(
+        "held-out loss (%s) after step %d: %.4f over %d tokens, %.1f %% of next tokens right",
+        moment,
+        step,
+        found.loss,
+        found.tokens,
+        100 * found.accuracy,
+    )
     report(Evaluated, moment=moment, step=step, **vars(found))
 
 

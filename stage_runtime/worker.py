@@ -35,6 +35,7 @@ from transport.errors import SwarmError
 from transport.link import LinkName
 from transport.orders import Links, StageOrder, WorkerLinks, WorkerPause, WorkerStart
 from transport.reports import AdapterSaved, StageBound, StageDone, StageFailed
+from transport.units import human_bytes
 
 log = logging.getLogger("stage_runtime")
 
@@ -175,6 +176,7 @@ class _Worker:
         self.group = self._connect(loaded)
         self.control.adopt(self.group)
         self.group.begin_step(0)
+        log.info("ready; waiting until every stage is")
         self.group.exchange([0.0], timeout_s=OTHERS_LOAD_S)
         saved = train(loaded, self.group, self.channel.report, work)
         # Nobody needs a neighbour any more; a file that is long on its way must not hold links.
@@ -200,7 +202,9 @@ class _Worker:
                 self.leader, cache, order.tokens.digest, order.tokens.size_bytes, check
             )
         checkpoint, fetched = fetch_stage(order.model, span_of(order), self.leader, cache, check)
-        return checkpoint, token_file, fetched + tokens_fetched
+        whole = fetched + tokens_fetched
+        log.info("fetched %s; the rest was in the cache", human_bytes(whole))
+        return checkpoint, token_file, whole
 
     def _connect(self, loaded: LoadedRun) -> StageGroup:
         if self.links is None:
@@ -213,6 +217,7 @@ class _Worker:
     def _bring(self, saved: SavedFile) -> None:
         if self.leader.url:
             upload(self.leader, self.order, saved, self.control.check)
+            log.info("the result (%s) is at the leader", human_bytes(saved.size_bytes))
         self.channel.report(AdapterSaved, digest=saved.digest, size_bytes=saved.size_bytes)
         assert self.group is not None
         self.channel.report(

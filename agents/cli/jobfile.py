@@ -52,7 +52,11 @@ def read_job_file(name: str) -> JobFile:
             "not-found", f"there is no job file {name!r}", hint="name one with --config FILE"
         ) from None
     except OSError as error:
-        raise SwarmError("invalid-input", f"{name!r} cannot be read: {error.strerror}") from None
+        raise SwarmError(
+            "invalid-input",
+            f"{name[:200]!r} cannot be read: {error.strerror}",
+            hint="name a job file, YAML or JSON",
+        ) from None
     values = _parse(raw, name)
     values.pop("$schema", None)
     plan_id = values.pop("plan_id", None)
@@ -67,7 +71,11 @@ def _read(path: Path) -> bytes:
 
 def _parse(raw: bytes, name: str) -> dict[str, Any]:
     if len(raw) > _MAX_BYTES:
-        raise SwarmError("too-large", f"{name!r} is larger than 1 MB: it is no job file")
+        raise SwarmError(
+            "too-large",
+            f"{name!r} is larger than 1 MB: it is no job file",
+            hint="put the data into files of its own and name them in data.files",
+        )
     try:
         text = raw.decode("utf-8-sig")
         told = json.loads(text) if text.lstrip().startswith("{") else _load(text)
@@ -122,7 +130,7 @@ def _where(error: Exception) -> str:
     if mark is not None:
         problem = getattr(error, "problem", None) or "cannot be read"
         return f"line {mark.line + 1}, column {mark.column + 1}: {problem}"
-    return str(error)[:200] or type(error).__name__
+    return " ".join(str(error).split())[:200] or type(error).__name__
 
 
 def change(values: dict[str, Any], changes: tuple[str, ...]) -> dict[str, Any]:
@@ -148,7 +156,11 @@ def _parse_value(text: str, told: str) -> Any:
     try:
         return _load(text)
     except yaml.YAMLError:
-        raise SwarmError("invalid-input", f"--set {told[:80]!r} has no readable value") from None
+        raise SwarmError(
+            "invalid-input",
+            f"--set {told[:80]!r} has no readable value",
+            hint="quote it for the shell, like --set 'name=\"my run\"'",
+        ) from None
 
 
 def _put(values: dict[str, Any], path: list[str], value: Any, told: str) -> None:
@@ -158,6 +170,8 @@ def _put(values: dict[str, Any], path: list[str], value: Any, told: str) -> None
         place = place.setdefault(name, {})
         if not isinstance(place, dict):
             raise SwarmError(
-                "invalid-input", f"--set {told[:80]!r}: {name!r} holds a value, not settings"
+                "invalid-input",
+                f"--set {told[:80]!r}: {name!r} holds a value, not settings",
+                hint=_HINT,
             )
     place[last] = value

@@ -61,7 +61,7 @@ class Buckets:
         """
         beside = self._folder / f"{self._random_bytes(8).hex()}.part"
         try:
-            file = await receive(chunks, beside, self._limit_bytes)
+            file = await receive(chunks, beside, self._limit_bytes, name=name)
             told = await asyncio.to_thread(check_file, beside, name)
             target = self.path(file.sha256)
             stored = StoredFile(target, file.size_bytes, file.sha256)

@@ -89,7 +89,8 @@ class ModelStore:
         """
         refuse_name(file)
         target = self.adding(name) / file
-        received = await receive(chunks, target.with_name(f"{file}.part"), self._limit_bytes)
+        beside = target.with_name(f"{file}.part")
+        received = await receive(chunks, beside, self._limit_bytes, name=file)
         await asyncio.to_thread(settle, received.path, target)
         return StoredFile(target, received.size_bytes, received.sha256)
 

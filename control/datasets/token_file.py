@@ -4,6 +4,7 @@ A safetensors file: tokens int32 [N], supervised uint8 [N], row_starts int64 [R 
 the SHA-256 of its bytes. Blocking; called in threads and in the tokenizing child.
 """
 
+import errno
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -11,16 +12,19 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
+from safetensors import SafetensorError
 from safetensors.numpy import save_file
 
 from control.datasets.tokenize import Tokens
-from control.store.files import settle, sha256_of
+from control.store.files import disk_refusal, settle, sha256_of
 from control.store.safetensors_file import read_header
 from transport.errors import SwarmError
 from transport.orders import TokenFile
 
 HELD_OUT_SHARE = 0.05
 HELD_OUT_MOST = 64
+PIECE_TOKENS = 1_000_000
+"""Counted at once; a longer row is counted whole."""
 
 Layout = Literal["packed", "rows"]
 
@@ -65,8 +69,12 @@ def write(rows: Iterable[Tokens], layout: Layout, pad_id: int, folder: Path) -> 
         "row_starts": starts,
     }
     beside = folder / "new.safetensors.part"
-    folder.mkdir(parents=True, exist_ok=True)
-    save_file(tensors, str(beside))
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        save_file(tensors, str(beside))
+    except (OSError, SafetensorError) as error:
+        beside.unlink(missing_ok=True)
+        raise _unwritten(error) from error
     digest = sha256_of(beside)
     told = {
         "digest": digest,
@@ -78,6 +86,12 @@ def write(rows: Iterable[Tokens], layout: Layout, pad_id: int, folder: Path) -> 
     }
     settle(beside, folder / f"{digest}.safetensors")
     return told
+
+
+def _unwritten(error: Exception) -> SwarmError:
+    """safetensors tells the number of a disk's refusal in its words only."""
+    number = errno.ENOSPC if f"os error {errno.ENOSPC}" in str(error) else None
+    return disk_refusal(OSError(getattr(error, "errno", number), str(error)), "the token file")
 
 
 def measure(path: Path, told: Mapping[str, Any], seq_len: int) -> Measured:
@@ -127,7 +141,16 @@ def _targets(marks: Any, starts: Any, layout: Layout, seq_len: int, train: int) 
     if layout == "packed":
         used = marks[: train * seq_len].reshape(train, seq_len)[:, 1:]
         return int(used.sum()), int(used.size)
-    running = np.concatenate([[0], np.cumsum(marks, dtype=np.int64)])
-    first = np.minimum(starts[:train] + 1, starts[1 : train + 1])
-    last = np.minimum(starts[:train] + seq_len, starts[1 : train + 1])
-    return int((running[last] - running[first]).sum()), max(1, int((last - first).sum()))
+    learned = targets = at = 0
+    while at < train:
+        # In pieces: a sum over all of it would hold the interpreter's lock (0.8 s at 200 MB).
+        until = int(np.searchsorted(starts, starts[at] + PIECE_TOKENS, "right")) - 1
+        until = min(train, max(at + 1, until))
+        begin, end = starts[at:until], starts[at + 1 : until + 1]
+        running = np.cumsum(marks[begin[0] : end[-1]], dtype=np.int64)
+        running = np.concatenate([[0], running])
+        first, last = np.minimum(begin + 1, end), np.minimum(begin + seq_len, end)
+        learned += int((running[last - begin[0]] - running[first - begin[0]]).sum())
+        targets += int((last - first).sum())
+        at = until
+    return learned, max(1, targets)

@@ -296,7 +296,7 @@ class Jobs:
             rows.setdefault(job_id, []).append(step.model_dump(exclude={"kind"}))
             self._tell(job_id, pool, "step")
         for job_id, new in rows.items():
-            await asyncio.to_thread(self._tools.files.append_records, job_id, new)
+            await self._append_records(job_id, new)
         for told in taken.measured:
             self._registry.take_speeds(fellow_id, told.card_index, list(told.speeds))
             self._registry.note_measured(fellow_id, told.token, told.card_index)
@@ -304,6 +304,13 @@ class Jobs:
             self._tools.events.publish("logs", pool, "lines", job_id)
         for job_id, pool in taken.touched.items():
             await self._follow(job_id, pool)
+
+    async def _append_records(self, job_id: str, new: list[dict[str, object]]) -> None:
+        """The file follows the database, and is written anew from it when the job is done."""
+        try:
+            await asyncio.to_thread(self._tools.files.append_records, job_id, new)
+        except SwarmError as error:
+            log.warning("steps are not in their file yet: %s", error, extra={"job": job_id})
 
     async def _follow(self, job_id: str, pool: str) -> None:
         """Do what the rows of a job ask for: orders, its end, word to those who wait."""

@@ -116,7 +116,10 @@ def _usable(
         features=frozenset({"stage", config.method}),
     )
     cards = examine(inventory, wanted)
-    chosen = auto.number_format(config, [card for card in cards if not card.reason])
+    usable = [card for card in cards if not card.reason]
+    if not usable:  # nothing to choose a format by: the reasons of the first look are the true ones
+        return auto.number_format(config, cards), cards
+    chosen = auto.number_format(config, usable)
     floor = _floor(facts, config, chosen.name)
     return chosen, examine(inventory, replace(wanted, floor_bytes=floor, number_format=chosen.name))
 

@@ -6,6 +6,7 @@ what a person opens. Log lines live here alone.
 
 import contextlib
 import json
+import os
 import shutil
 import threading
 from collections import OrderedDict, deque
@@ -14,7 +15,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from control.store.files import write_lines
+from control.store.files import disk_refusal, write_lines
 
 KEPT_LINES = 5000
 JOBS_IN_MEMORY = 32
@@ -73,11 +74,14 @@ class JobFiles:
         return self.folder(job_id) / "records.jsonl"
 
     def append_records(self, job_id: str, rows: Iterable[Mapping[str, Any]]) -> None:
-        """Add measured steps to the file."""
+        """Add measured steps to the file.
+
+        Raises:
+            SwarmError: storage-full; none of them is kept then.
+        """
         path = self.records_path(job_id)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with self._lock, path.open("a", encoding="utf-8") as out:
-            out.writelines(json.dumps(row, separators=(",", ":")) + "\n" for row in rows)
+        with self._lock:
+            _append(path, [json.dumps(row, separators=(",", ":")) + "\n" for row in rows])
 
     def rewrite_records(self, job_id: str, rows: Iterable[Mapping[str, Any]]) -> None:
         """Write the file anew from all steps: in order, each once."""
@@ -85,16 +89,18 @@ class JobFiles:
             write_lines(self.records_path(job_id), rows)
 
     def append_lines(self, job_id: str, lines: Sequence[Line]) -> list[Line]:
-        """Add log lines; those that are here already are left out. Returns the new ones."""
+        """Add log lines; those that are here already are left out. Returns the new ones.
+
+        Raises:
+            SwarmError: storage-full; none of them is kept then.
+        """
         with self._lock:
             log = self._open(job_id)
             fresh = [one for one in lines if one.sequence > log.newest.get(one.fellow_id, 0)]
             if not fresh:
                 return []
             path = self.folder(job_id) / "log.jsonl"
-            path.parent.mkdir(parents=True, exist_ok=True)
-            with path.open("a", encoding="utf-8") as out:
-                out.writelines(_as_text(line) for line in fresh)
+            _append(path, [_as_text(line) for line in fresh])
             for line in fresh:
                 _remember(log, line)
             log.on_disk += len(fresh)
@@ -136,6 +142,19 @@ class JobFiles:
         while len(self._logs) > JOBS_IN_MEMORY:
             self._logs.popitem(last=False)
         return log
+
+
+def _append(path: Path, lines: Sequence[str]) -> None:
+    """Add all lines, or none of them."""
+    size = path.stat().st_size if path.is_file() else 0
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("a", encoding="utf-8") as out:
+            out.writelines(lines)
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            os.truncate(path, size) if size else path.unlink()
+        raise disk_refusal(error, path.name) from error
 
 
 def _read(path: Path) -> _Log:

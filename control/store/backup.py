@@ -5,6 +5,7 @@ Restoring checks the file first and never writes over a leader that is there.
 
 import asyncio
 import contextlib
+import errno
 import shutil
 import sqlite3
 import tarfile
@@ -57,8 +58,21 @@ def backup_stopped(data: Path, target: Path, folders: Iterable[str]) -> None:
         ):
             source.backup(sink)
         _pack(data, copy, target, folders)
+    except (OSError, sqlite3.Error) as error:
+        raise _unwritten(error, target) from error
     finally:
-        copy.unlink(missing_ok=True)
+        for left in (copy, target.with_name(f"{target.name}.part")):
+            left.unlink(missing_ok=True)
+
+
+def _unwritten(error: Exception, target: Path) -> SwarmError:
+    why = error.strerror if isinstance(error, OSError) else str(error)
+    full = "full" in str(error) or getattr(error, "errno", None) == errno.ENOSPC
+    return SwarmError(
+        "storage-full" if full else "unavailable",
+        f"{target} could not be written: {why}",
+        hint="name a file in a folder that exists and has room",
+    )
 
 
 def restore(source: Path, data: Path) -> None:
@@ -72,6 +86,8 @@ def restore(source: Path, data: Path) -> None:
         raise SwarmError(
             "conflict", f"{data} is not empty", hint="restore into a new folder with --data"
         )
+    if not source.is_file():
+        raise SwarmError("not-found", f"there is no file {source}", hint="name a backup file")
     fresh = data.with_name(f"{data.name}.restoring")
     shutil.rmtree(fresh, ignore_errors=True)
     try:
@@ -82,6 +98,8 @@ def restore(source: Path, data: Path) -> None:
             data.mkdir(parents=True, exist_ok=True)
             path.replace(data / path.name)
     except (tarfile.TarError, OSError, sqlite3.Error) as error:
+        if getattr(error, "errno", None) == errno.ENOSPC:
+            raise _unwritten(error, data) from error
         raise SwarmError(
             "invalid-input",
             f"{source} is not a whole backup: {type(error).__name__}",

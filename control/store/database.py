@@ -46,6 +46,13 @@ class _Outcome:
 class _Connection(aiosqlite.Connection):
     """aiosqlite's connection and thread; a whole closure runs there in one visit."""
 
+    stopped: "asyncio.Future[Any] | None" = None
+    """Set by stop(); done when the thread has ended."""
+
+    def stop(self) -> "asyncio.Future[Any] | None":
+        self.stopped = super().stop()
+        return self.stopped
+
     async def visit(self, run: Callable[[Tx], T]) -> T:
         return cast("T", await self._execute(run, self._conn))  # type: ignore[no-untyped-call]
 
@@ -77,6 +84,8 @@ class Database:
             await connection.close()
             raise
         except (sqlite3.Error, OSError) as error:
+            if connection.stopped is not None:  # or its thread outlives the event loop
+                await connection.stopped
             raise _as_swarm_error(error, path) from error
         try:
             await connection.visit(lambda tx: migrate(tx, path))

@@ -29,8 +29,13 @@ class StoredFile:
     sha256: str
 
 
-async def receive(chunks: AsyncIterator[bytes], target: Path, limit_bytes: int) -> StoredFile:
+async def receive(
+    chunks: AsyncIterator[bytes], target: Path, limit_bytes: int, *, name: str
+) -> StoredFile:
     """Stream an upload to a new file, synced; written and hashed in a thread, in 1 MB pieces.
+
+    Args:
+        name: what the sender calls it, for refusals.
 
     Raises:
         SwarmError: too-large past the limit, storage-full. Nothing is left behind then.
@@ -46,7 +51,7 @@ async def receive(chunks: AsyncIterator[bytes], target: Path, limit_bytes: int) 
             await asyncio.to_thread(_sync, handle)
     except OSError as error:
         _drop(target)
-        raise disk_refusal(error, target.name) from error
+        raise disk_refusal(error, name) from error
     except BaseException:
         _drop(target)
         raise

@@ -194,6 +194,7 @@ async def run(kills: int, seed: int, folder: Path) -> dict[str, Any]:
         "buckets": len(ledger.buckets),
         "reads": ledger.reads,
         "asked_again": ledger.asked_again,
+        "job_id": load.job_id,
         "job": [job["state"], job["step"], job["attempt"]],
         "median_ready_s": round(sorted(leader.ready_s)[len(leader.ready_s) // 2], 2),
         "seconds": round(time.monotonic() - began, 1),

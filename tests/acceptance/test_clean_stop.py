@@ -82,7 +82,8 @@ def worker_of(pool: RealPool, fellow: int) -> psutil.Process:
     """The worker of a fellow, as soon as there is one."""
     daemon = pool.fellow_daemons[fellow]
     server = wait_until("the forkserver", lambda: forkserver(daemon), 30, pool.household)
-    return quickly("a worker", lambda: next(iter(server.children()), None))
+    worker: psutil.Process = quickly("a worker", lambda: next(iter(server.children()), None))
+    return worker
 
 
 def quickly(what: str, check: Callable[[], Any]) -> Any:

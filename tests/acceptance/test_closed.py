@@ -41,7 +41,7 @@ CARDS = ("cpu:300MB:1", "cpu:220MB:1", "cpu:160MB:1")
 UNAUTHENTICATED, RATE_LIMITED = 401, 429
 REFUSED = {UNAUTHENTICATED, RATE_LIMITED}
 LOOPBACK = "127.0.0.1"
-VERDICT_S = 8.0
+VERDICT_S, VERDICT_MS = 8, 8_000
 """A ZeroMQ handshake that nobody finishes is given up after 5 s."""
 ADMITTED = zmq.EVENT_HANDSHAKE_SUCCEEDED
 TURNED_AWAY = (
@@ -178,13 +178,12 @@ def test_only_leader_and_workers_listen_and_only_on_loopback(running: Running) -
 
 
 def test_no_socket_has_a_name_in_the_file_system(running: Running) -> None:
-    names = [
-        one.laddr
+    names = {
+        str(one.laddr)
         for pid in processes(running.pool)
         for one in psutil.Process(pid).net_connections("unix")
-        if one.laddr
-    ]
-    assert names == []
+    }
+    assert names <= {""}
 
 
 # --- the leader's port ---------------------------------------------------------------------------
@@ -223,7 +222,7 @@ def answers(client: httpx2.Client, doors: list[tuple[str, str]]) -> dict[str, in
     """The status that each door answers with."""
     told = {}
     for method, path in doors:
-        body = {} if method in ("POST", "PUT") else None
+        body: dict[str, str] | None = {} if method in ("POST", "PUT") else None
         told[f"{method} {path}"] = client.request(method, path, json=body).status_code
     return told
 
@@ -378,7 +377,7 @@ def verdict(client: Socket, door: Door) -> tuple[bool, int | None]:
         client.connect(door.endpoint)
         client.send(b"let me in")
         admitted = False
-        while monitor.poll(VERDICT_S * 1000):
+        while monitor.poll(VERDICT_MS):
             event = int(recv_monitor_message(monitor)["event"])
             admitted = admitted or event == ADMITTED
             if event in TURNED_AWAY:
@@ -423,7 +422,7 @@ def test_the_friends_key_is_what_the_others_lacked(running: Running, tmp_path: P
             set_keys(client, friend, server.public)
             monitor = client.get_monitor_socket(ADMITTED)
             client.connect(f"tcp://127.0.0.1:{port}")
-            assert monitor.poll(VERDICT_S * 1000)
+            assert monitor.poll(VERDICT_MS)
             client.disable_monitor()
             monitor.close()
 

@@ -1,6 +1,6 @@
 """A leader that watches its own event loop: `python -m tests.bench.watched_leader FILE WORDS…`.
 
-Runs mcp_server.main with WORDS. A task ticks every 10 ms and notes how late each tick comes; a
+Runs mcp_server.main with WORDS. A timer ticks every 10 ms and notes how late each tick comes; a
 thread that finds the tick overdue writes down where the loop's thread stands. On SIGUSR1 the
 figures since the last SIGUSR1 go to FILE as one line of JSON.
 """
@@ -34,17 +34,21 @@ class Watch:
     """Where the loop's thread stood when it was overdue -> how often."""
     next_tick: float = 0.0
 
-    async def tick(self) -> None:
-        """For ever."""
+    def start(self) -> None:
+        """Tick for ever, on the running loop."""
         loop = asyncio.get_running_loop()
         loop.add_signal_handler(signal.SIGUSR1, self.tell)
-        threading.Thread(
-            target=self.look, args=(threading.get_ident(),), daemon=True, name="watch"
-        ).start()
-        while True:
-            self.next_tick = time.perf_counter() + TICK_S
-            await asyncio.sleep(TICK_S)
-            self.late_s.append(time.perf_counter() - self.next_tick)
+        here = threading.get_ident()
+        threading.Thread(target=self.look, args=(here,), daemon=True, name="watch").start()
+        self._due(loop)
+
+    def _due(self, loop: asyncio.AbstractEventLoop) -> None:
+        self.next_tick = time.perf_counter() + TICK_S
+        loop.call_later(TICK_S, self._tick, loop)
+
+    def _tick(self, loop: asyncio.AbstractEventLoop) -> None:
+        self.late_s.append(time.perf_counter() - self.next_tick)
+        self._due(loop)
 
     def look(self, thread: int) -> None:
         """In a thread of its own: note where an overdue loop stands, once for each delay."""
@@ -79,11 +83,8 @@ def main(file: Path, words: list[str]) -> int:
     watch, serve = Watch(file), leader.serve
 
     async def watched(settings: Settings, listener: socket.socket, proxy: str | None) -> int:
-        ticking = asyncio.create_task(watch.tick())
-        try:
-            return await serve(settings, listener, proxy)
-        finally:
-            ticking.cancel()
+        watch.start()
+        return await serve(settings, listener, proxy)
 
     leader.serve = watched
     return leader.main(words)

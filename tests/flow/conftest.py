@@ -32,7 +32,7 @@ async def world(
     tmp_path_factory: pytest.TempPathFactory, anyio_backend: str
 ) -> "AsyncIterator[World]":
     """One furnished leader for a file about bad input."""
-    from tests.flow.refusals import open_world  # the other files need no doors
+    from tests.flow.refusing_leaders import open_world  # the other files need no doors
 
     async with open_world(tmp_path_factory.mktemp("leader")) as opened:
         yield opened
@@ -44,3 +44,5 @@ def told_where(world: "World", monkeypatch: pytest.MonkeyPatch, tmp_path: Path) 
     monkeypatch.setenv("SWARM_LEADER", world.url)
     monkeypatch.setenv("SWARM_TOKEN", world.token)
     monkeypatch.setenv("SWARM_CONFIG", str(tmp_path / "no.toml"))
+    # It asks a busy leader again after seconds; here at once.
+    monkeypatch.setattr("agents.client._pause_s", lambda *_: 0.0)

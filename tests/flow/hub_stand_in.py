@@ -62,10 +62,10 @@ def _handler(repositories: Mapping[str, Repository]) -> type[BaseHTTPRequestHand
 
         protocol_version = "HTTP/1.1"
 
-        def do_GET(self) -> None:  # noqa: N802 - the library's name
+        def do_GET(self) -> None:
             self._answer()
 
-        def do_HEAD(self) -> None:  # noqa: N802
+        def do_HEAD(self) -> None:
             self._answer()
 
         def _answer(self) -> None:
@@ -93,13 +93,8 @@ def _handler(repositories: Mapping[str, Repository]) -> type[BaseHTTPRequestHand
             asked = self.headers.get("range")
             if asked is None:
                 return self._say(200, content, headers)
-            start, _, end = asked.removeprefix("bytes=").partition("-")
-            part = content[int(start) : int(end) + 1 if end else None]
-            if not part:
-                return self._say(416, b"", {"Content-Range": f"bytes */{len(content)}"})
-            last = int(start) + len(part) - 1
-            headers["Content-Range"] = f"bytes {start}-{last}/{len(content)}"
-            return self._say(206, part, headers)
+            status, part, said = _part(content, asked)
+            return self._say(status, part, {**headers, "Content-Range": said})
 
         def _say(self, status: int, body: bytes, headers: Mapping[str, str]) -> None:
             self.send_response(status)
@@ -113,6 +108,15 @@ def _handler(repositories: Mapping[str, Repository]) -> type[BaseHTTPRequestHand
             """Say nothing."""
 
     return Handler
+
+
+def _part(content: bytes, asked: str) -> tuple[int, bytes, str]:
+    """(status, bytes, Content-Range) for a Range header."""
+    start, _, end = asked.removeprefix("bytes=").partition("-")
+    part = content[int(start) : int(end) + 1 if end else None]
+    if not part:
+        return 416, b"", f"bytes */{len(content)}"
+    return 206, part, f"bytes {start}-{int(start) + len(part) - 1}/{len(content)}"
 
 
 def _info(name: str, repository: Repository) -> dict[str, Any]:

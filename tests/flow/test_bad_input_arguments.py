@@ -1,18 +1,15 @@
-"""Arguments that are wrong: unknown, misspelt, of a wrong type, out of range, no number, too deep.
+"""Arguments that are wrong: unknown, misspelt, missing, of a wrong type, out of range.
 
 Made from the declarations, so that a new operation or a new argument is tried by itself.
 """
 
-import json
-import math
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
-from mcp_server.tools import PROBLEM_KEY
 from tests.flow.open_leader import JOB, POOL
-from tests.flow.refusals import World, check, everything, rest_told
+from tests.flow.refusals import World, check, everything, put
 from transport.api.catalog import OPERATIONS
 from transport.api.job_config import JobConfig
 from transport.api.operation import Operation
@@ -77,7 +74,9 @@ async def test_a_missing_argument_is_named(world: World, name: str) -> None:
         await world.refused(name, {}, "invalid-input", *words, but=("cli", "rest"))
 
 
-def leaves(schema: dict[str, Any], root: dict[str, Any], path: str = "") -> Iterator[tuple[str, Any]]:
+def leaves(
+    schema: dict[str, Any], root: dict[str, Any], path: str = ""
+) -> Iterator[tuple[str, Any]]:
     """(a/b path, schema of every type it may have) of each argument in a schema."""
     for name, told in schema.get("properties", {}).items():
         for one in kinds(told, root):
@@ -113,21 +112,10 @@ def beyond(told: dict[str, Any]) -> Iterator[float | str | list[Any]]:
         yield "no-such"
 
 
-def put(values: dict[str, Any], path: str, value: Any) -> dict[str, Any]:
-    """The values with one of them changed."""
-    changed: dict[str, Any] = json.loads(json.dumps(values))
-    *folders, last = path.strip("/").split("/")
-    place = changed
-    for folder in folders:
-        place = place.setdefault(folder, {})
-    place[last] = value
-    return changed
-
-
 def arguments() -> Iterator[Any]:
     """(operation, path, a wrong value) for every argument of every operation, and every setting."""
     for name, operation in OPERATIONS.items():
-        if name in ("jobs_submit",):  # the same job file as jobs_plan
+        if name == "jobs_submit":  # the same job file as jobs_plan
             continue
         schema = operation.asks.model_json_schema()
         for path, told in leaves(schema, schema):
@@ -137,7 +125,7 @@ def arguments() -> Iterator[Any]:
 
 @pytest.mark.parametrize("name", OPERATIONS)
 async def test_a_value_out_of_range_is_refused_by_its_place(world: World, name: str) -> None:
-    before = everything(world.folder / "data")
+    before = everything(world.data)
     tried = [param.values for param in arguments() if param.values[0] == name]
     for _, path, value in tried:
         operation = OPERATIONS[name]
@@ -148,7 +136,7 @@ async def test_a_value_out_of_range_is_refused_by_its_place(world: World, name: 
             assert path in told.problem["detail"], told.problem
         if operation.method == "POST" and f"{{{path[1:]}}}" not in operation.path:
             check(await world.by_rest(operation, ask), "invalid-input", (path,))
-    assert everything(world.folder / "data") == before
+    assert everything(world.data) == before
 
 
 def test_every_number_of_a_job_file_has_a_range_or_a_reason() -> None:
@@ -160,6 +148,27 @@ def test_every_number_of_a_job_file_has_a_range_or_a_reason() -> None:
         if told.get("type") in ("number", "integer") and not any(one in told for one in limits)
     ]
     assert open_ended == []
+
+
+async def test_a_value_that_is_of_none_of_its_types_is_told_once_with_all_of_them(
+    world: World,
+) -> None:
+    for path, value, said in (
+        ("/train/batch_size", 0, "/train/batch_size: input should be 'auto' or greater than"),
+        (
+            "/train/batch_size",
+            "big",
+            "/train/batch_size: input should be 'auto' or a valid integer",
+        ),
+        ("/model/quantization", {"bits": 3}, "/model/quantization/bits: input should be 4 or 8"),
+        ("/model/quantization", {}, "/model/quantization/bits: is missing"),
+        ("/model/quantization", 4, "/model/quantization: input should be 'auto' or 'none' or"),
+    ):
+        ask = {"pool": POOL, "config": put(JOB, path, value)}
+        problem = await world.refused("jobs_plan", ask, "invalid-input", said, but=("cli",))
+        assert [one["pointer"] for one in problem["facts"]["errors"]] == [
+            "/config" + said.partition(":")[0]
+        ]
 
 
 WRONG_TYPES = [
@@ -204,122 +213,6 @@ async def test_a_wrong_type_is_refused_by_its_place_on_every_face(
 async def test_a_wrong_word_on_the_command_line_is_refused(
     world: World, words: list[str], said: str
 ) -> None:
-    before = everything(world.folder / "data")
+    before = everything(world.data)
     check(await world.swarm(*words), "invalid-input", (said,))
-    assert everything(world.folder / "data") == before
-
-
-NO_NUMBERS = ("NaN", "Infinity", "-Infinity", "1e999")
-
-
-@pytest.mark.parametrize("value", NO_NUMBERS)
-async def test_what_is_no_finite_number_is_refused_on_every_face(world: World, value: str) -> None:
-    before = everything(world.folder / "data")
-    raw = json.dumps({"pool": POOL, "config": put(JOB, "/train/learning_rate", "HERE")})
-    raw = raw.replace('"HERE"', value)
-    async with world.http(**{"content-type": "application/json"}) as client:
-        for path in ("/jobs/plan", "/jobs"):
-            told = rest_told(await client.post(f"/api/v1{path}", content=raw))
-            check(told, "invalid-input", ("/config/train/learning_rate", "finite number"))
-        for problem in await raw_tool_calls(world, "jobs_plan", raw):
-            assert problem["code"] == "invalid-input", problem
-            assert "/config/train/learning_rate" in problem["detail"]
-    file = world.folder / "no-number.yaml"
-    as_yaml = {"NaN": ".nan", "Infinity": ".inf", "-Infinity": "-.inf"}.get(value, value)
-    file.write_text(
-        f"model: {{id: local:tiny}}\ndata: {{bucket: words}}\n"
-        f"train: {{steps: 3, learning_rate: {as_yaml}}}\n"
-    )
-    told = await world.swarm("train", "--config", str(file), "--pool", POOL)
-    check(told, "invalid-input", ("/train/learning_rate", "finite number"))
-    assert everything(world.folder / "data") == before
-    assert not math.isfinite(float(value))
-
-
-async def raw_tool_calls(world: World, tool: str, arguments: str) -> list[dict[str, Any]]:
-    """The problems that both eras give for arguments sent letter by letter."""
-    return [
-        (json.loads(answer)["result"].get("_meta") or {})[PROBLEM_KEY]
-        for answer in await raw_answers(world, tool, arguments)
-    ]
-
-
-async def raw_answers(world: World, tool: str, arguments: str) -> list[str]:
-    """What /mcp answers to a body written by hand, in both eras."""
-    told = []
-    accept = {"accept": "application/json, text/event-stream", "content-type": "application/json"}
-    async with world.http(**accept) as client:
-        hello = {"jsonrpc": "2.0", "id": 1, "method": "initialize", "params": {
-            "protocolVersion": "2025-11-25", "capabilities": {},
-            "clientInfo": {"name": "t", "version": "1"}}}  # fmt: skip
-        opened = await client.post("/mcp", json=hello)
-        legacy = {"mcp-session-id": opened.headers["mcp-session-id"],
-                  "mcp-protocol-version": "2025-11-25"}  # fmt: skip
-        modern = {"mcp-protocol-version": "2026-07-28", "mcp-method": "tools/call",
-                  "mcp-name": tool}  # fmt: skip
-        meta = {"io.modelcontextprotocol/protocolVersion": "2026-07-28",
-                "io.modelcontextprotocol/clientInfo": {"name": "t", "version": "1"},
-                "io.modelcontextprotocol/clientCapabilities": {}}  # fmt: skip
-        for headers, more in ((legacy, {}), (modern, {"_meta": meta})):
-            params = json.dumps({"name": tool, "arguments": "HERE", **more})
-            body = f'{{"jsonrpc": "2.0", "id": 2, "method": "tools/call", "params": {params}}}'
-            body = body.replace('"HERE"', arguments)
-            answer = await client.post("/mcp", content=body, headers=headers)
-            lines = [line for line in answer.text.splitlines() if line.startswith("data: {")]
-            told.append(lines[-1].removeprefix("data: ") if lines else answer.text)
-    return told
-
-
-DEEP = 100_000
-
-
-@pytest.mark.parametrize("depth", [300, DEEP])
-async def test_json_nested_too_deep_is_refused_and_the_leader_works_on(
-    world: World, depth: int
-) -> None:
-    before = everything(world.folder / "data")
-    nest = "[" * depth + "]" * depth
-    for raw in (nest, f'{{"pool": "{POOL}", "config": {nest}}}'):
-        async with world.http(**{"content-type": "application/json"}) as client:
-            check(rest_told(await client.post("/api/v1/jobs/plan", content=raw)), "invalid-input")
-            listed = await client.get("/api/v1/pools")
-        assert listed.status_code == 200
-        for answer in await raw_answers(world, "jobs_plan", raw):
-            told = json.loads(answer)
-            assert "error" in told or told["result"]["isError"], told
-    for ending in ("json", "yaml"):
-        file = world.folder / f"deep.{ending}"
-        file.write_text(f'{{"model": {nest}}}' if ending == "json" else f"model: {nest}")
-        told = await world.swarm("train", "--config", str(file), "--pool", POOL)
-        check(told, "invalid-input")
-    assert everything(world.folder / "data") == before
-
-
-@pytest.mark.parametrize(
-    ("raw", "said"),
-    [
-        (b"", "/pool: is missing"),
-        (b"{", "is not JSON"),
-        (b"[]", "one JSON object"),
-        (b"null", "one JSON object"),
-        (b"\xff\xfe", "is not JSON"),
-        (b'{"pool": "\\ud800/x"}', "invalid JSON"),
-    ],
-)
-async def test_a_body_that_is_no_object_is_refused(world: World, raw: bytes, said: str) -> None:
-    before = everything(world.folder / "data")
-    async with world.http(**{"content-type": "application/json"}) as client:
-        told = rest_told(await client.post("/api/v1/pools", content=raw))
-    check(told, "invalid-input", (said,))
-    assert everything(world.folder / "data") == before
-
-
-async def test_a_form_and_an_argument_given_twice_are_refused(world: World) -> None:
-    async with world.http() as client:
-        form = rest_told(await client.post("/api/v1/pools", data={"pool": "ann/x"}))
-        twice = rest_told(await client.get("/api/v1/jobs?limit=1&limit=2"))
-        apart = {"pool": POOL, "bucket": "other", "name": "a.txt", "content": "x"}
-        two = rest_told(await client.post("/api/v1/buckets/words/files", json=apart))
-    check(form, "invalid-input", ("one JSON object",))
-    check(twice, "invalid-input", ("/limit: is given twice",))
-    check(two, "invalid-input", ("/bucket", "the body something else"))
+    assert everything(world.data) == before

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from tests.flow.open_leader import JOB, POOL, TEXT
+from tests.flow.open_leader import JOB, POOL
 from tests.flow.refusals import World, check, everything, rest_told
 
 pytestmark = pytest.mark.usefixtures("told_where")
@@ -60,7 +60,7 @@ async def test_an_empty_file_is_refused(world: World) -> None:
 
 
 async def test_a_binary_file_is_refused_whatever_its_name(world: World) -> None:
-    before = everything(world.folder / "data")
+    before = everything(world.data)
     headers = {"content-type": "application/octet-stream"}
     for name in ("rows.jsonl", "rows.txt"):
         file = world.folder / name
@@ -72,17 +72,17 @@ async def test_a_binary_file_is_refused_whatever_its_name(world: World) -> None:
             check(told, "invalid-input", (f"{name}: line 1 is not",))
             said = await world.swarm("buckets", "add", "words", str(file), "--pool", POOL)
             check(said, "invalid-input", (f"{name}: line 1 is not",))
-    assert everything(world.folder / "data") == before
+    assert everything(world.data) == before
 
 
 async def test_a_line_that_is_too_long_is_refused(world: World) -> None:
-    before = everything(world.folder / "data")
+    before = everything(world.data)
     headers = {"content-type": "application/octet-stream"}
     async with world.http(**headers) as client:
         path = f"/api/v1/buckets/words/files?pool={POOL}&name=rows.jsonl"
         told = rest_told(await client.post(path, content=b'{"text": "' + b"x" * 9_000_000))
     check(told, "invalid-input", ("line 1 is longer than 8 MB",))
-    assert everything(world.folder / "data") == before
+    assert everything(world.data) == before
 
 
 NAMES = (
@@ -195,4 +195,3 @@ async def test_a_request_id_with_other_arguments_is_refused(world: World) -> Non
     await world.refused("jobs_submit", other, "conflict", said)
     words = add("the word", "b.txt") | {"request_id": "r-1"}
     await world.refused("buckets_add", words, "conflict", said)
-    assert TEXT

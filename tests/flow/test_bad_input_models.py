@@ -1,4 +1,4 @@
-"""Models that cannot be used: unknown, closed, pickled, with code, broken; from the hub and sent."""
+"""Models that cannot be used: unknown, closed, pickled, with code, broken; of the hub and sent."""
 
 import json
 import shutil
@@ -11,19 +11,14 @@ import pytest
 
 from tests.flow.hub_stand_in import Repository, header_of, open_hub, whole, with_config
 from tests.flow.open_leader import POOL, write_tiny_model
-from tests.flow.refusals import World, check, everything, process_world
+from tests.flow.refusals import World, check, everything
+from tests.flow.refusing_leaders import process_world
 
-pytestmark = pytest.mark.usefixtures("told_where", "hasty")
+pytestmark = pytest.mark.usefixtures("told_where")
 
 HUGE = 1 << 40
 WEIGHTS = "model.safetensors"
 LOST, HERE = "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"
-
-
-@pytest.fixture
-def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The command line asks a busy leader again, after seconds; here at once."""
-    monkeypatch.setattr("agents.client._pause_s", lambda *_: 0.0)
 
 
 @pytest.fixture(scope="module")
@@ -152,9 +147,13 @@ async def test_a_local_model_that_is_not_there_is_refused(world: World, model: s
     await world.refused("jobs_plan", ask_for(model), "not-found", said, "models_list")
 
 
-@pytest.mark.parametrize("model", ["none", "../x/y", "local:../x", "a/b/c", "http://x/y", "a/b@c/d"])
+@pytest.mark.parametrize(
+    "model", ["none", "../x/y", "local:../x", "a/b/c", "http://x/y", "a/b@c/d"]
+)
 async def test_what_is_no_model_id_is_refused(world: World, model: str) -> None:
-    await world.refused("jobs_plan", ask_for(model), "invalid-input", "/model/id: string", but=("cli",))
+    await world.refused(
+        "jobs_plan", ask_for(model), "invalid-input", "/model/id: string", but=("cli",)
+    )
     file = world.folder / "job.json"
     file.write_text(json.dumps(ask_for(model)["config"]))
     told = await world.swarm("train", "--config", str(file), "--pool", POOL)
@@ -168,7 +167,11 @@ async def test_a_hub_that_cannot_be_reached_is_said_so_and_a_model_of_the_store_
     async with process_world(tmp_path, HF_HUB_OFFLINE="0", **gone) as world:
         monkeypatch.setenv("SWARM_LEADER", world.url)
         monkeypatch.setenv("SWARM_TOKEN", world.token)
-        said = ("the model hub cannot be reached", "org/good is not in the cache", "swarm models add")
+        said = (
+            "the model hub cannot be reached",
+            "org/good is not in the cache",
+            "swarm models add",
+        )
         await world.refused("jobs_plan", ask_for("org/good"), "unavailable", *said)
         assert (await world.post("/jobs/plan", **ask_for("local:tiny")))["fits"]
 
@@ -220,20 +223,22 @@ async def test_pickled_weights_and_code_are_not_taken(
     ask = {"name": "bad", "file": file, "content": "x"}
     said = (f"{file} is not taken", "converted to safetensors")
     await world.refused("models_add", ask, "invalid-input", *said, but=("cli",))
-    before = everything(world.folder / "data")
+    before = everything(world.data)
     (tmp_path / "m").mkdir()
     shutil.copy(folder / "config.json", tmp_path / "m")
     (tmp_path / "m" / file).write_bytes(b"x")
     told = await world.swarm("models", "add", str(tmp_path / "m"), "--name", "bad")
     check(told, "invalid-input", ("holds no *.safetensors file", "pickled weights are never read"))
-    assert everything(world.folder / "data") == before
+    assert everything(world.data) == before
 
 
 async def test_a_model_that_was_never_sent_cannot_be_finished_and_a_taken_name_is_kept(
     world: World, folder: Path
 ) -> None:
     ask = {"name": "never", "finish": True}
-    await world.refused("models_add", ask, "not-found", "local:never", "send its files", but=("cli",))
+    await world.refused(
+        "models_add", ask, "not-found", "local:never", "send its files", but=("cli",)
+    )
     ask = {"name": "never"}
     await world.refused("models_add", ask, "invalid-input", "/file: is missing", but=("cli",))
     headers = {"content-type": "application/octet-stream"}

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from tests.flow.open_leader import POOL
-from tests.flow.refusals import World, open_world
+from tests.flow.refusals import World
+from tests.flow.refusing_leaders import open_world
 
 pytestmark = pytest.mark.usefixtures("told_where")
 
@@ -24,15 +25,14 @@ TEMPLATES: dict[str, tuple[str | None, tuple[str, ...]]] = {
     "none": (None, ("no chat template", "rows with prompt and completion")),
     "no-syntax": ("{% for %}", ("this model's chat template refuses the messages",)),
     "no-system": (
-        "{% if messages[0].role == 'system' %}{{ raise_exception('no system role here') }}{% endif %}",
-        ("no system role here", "check the order of the roles"),
+        "{% if messages[0].role == 'system' %}{{ raise_exception('no system here') }}{% endif %}",
+        ("no system here", "check the order of the roles"),
     ),
     "silent": ("x", ("does not let the assistant's turns be told apart",)),
     "endless": (LOOP, ("tokenizing took more than 1 s of processor time", "is endless")),
     "greedy": ("{% set x = 'a' * 10 ** 10 %}{{ x }}", ("of memory",)),
     "doubling": (
-        "{% set ns = namespace(x='aaaaaaaa') %}"
-        "{% for i in range(60) %}{% set ns.x = ns.x ~ ns.x %}{% endfor %}",
+        "{% set n = namespace(x='a') %}{% for i in range(60) %}{% set n.x = n.x*2 %}{% endfor %}",
         ("of memory",),
     ),
     "recursive": ("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", ("refuses the messages",)),

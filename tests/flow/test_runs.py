@@ -79,10 +79,11 @@ def joined(run: Run, case: Case, folder: Path) -> Path:
 def test_joined_adapters_load_in_plain_peft_and_give_the_runs_own_held_out_loss(
     workers: Workers, ground: Ground, tmp_path: Path, model: str
 ) -> None:
-    case = ground.case(Point(model, 3))
+    point = Point(model, 3)
+    case = ground.case(point)
     run = run_to_end(workers, case, 3)
     base = AutoModelForCausalLM.from_pretrained(ground.model(model), dtype=torch.float32)
-    plain = held_out(base, ground.sequences("packed"), case.settings)
+    plain = held_out(base, ground.sequences(point), case.settings)
 
     adapted = PeftModel.from_pretrained(base, str(joined(run, case, tmp_path / "adapter")))
 
@@ -90,7 +91,7 @@ def test_joined_adapters_load_in_plain_peft_and_give_the_runs_own_held_out_loss(
         name.replace(".default.", ".") for name, _ in adapted.named_parameters() if "lora_" in name
     }
     assert names == set(load_file(tmp_path / "adapter" / "adapter_model.safetensors"))
-    loss, accuracy = held_out(adapted, ground.sequences("packed"), case.settings)
+    loss, accuracy = held_out(adapted, ground.sequences(point), case.settings)
     told = {one.moment: one for one in run.workers[-1].of(Evaluated)}["trained"]
     assert abs(told.loss - loss) <= 1e-4
     assert abs(told.accuracy - accuracy) <= 1e-6

@@ -3,7 +3,7 @@
 import json
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from transformers.utils import logging as transformers_logging
 
@@ -12,7 +12,7 @@ from stage_runtime.families import FAMILIES
 from tests.oracle import one_process
 from tests.oracle.checkpoints import TINY, VOCAB, write_tiny_model
 from tests.oracle.stages import Case, Run, Workers, model_folder, run_to_end
-from tests.oracle.tokens import packed_text, ragged_chat
+from tests.oracle.tokens import packed_text, ragged_chat, real_text
 from transport.orders import LoraSettings, TokenFile, TrainSettings
 from transport.reports import Evaluated, StepDone
 
@@ -22,6 +22,8 @@ STEPS = 20
 TOLERANCE = 1e-5
 CLIP = 0.05
 """Far below the norms of these runs: it acts in every step."""
+ADOPTED: dict[str, int] = {}
+"""Real models that were named on the command line, and their vocabularies."""
 TIED = ("llama", "qwen3", "gemma3", "gpt2")
 
 
@@ -95,21 +97,26 @@ class Ground:
             write_tiny_model(folder, name)
         return folder
 
-    def tokens(self, layout: str) -> TokenFile:
-        """The token file of a layout."""
-        if layout not in self.files:
-            self.files[layout] = (
-                packed_text(self.cache, seq_len=SEQ_LEN, sequences=40)
-                if layout == "packed"
-                else ragged_chat(self.cache, seq_len=SEQ_LEN, rows=40)
-            )
-        return self.files[layout]
+    def tokens(self, point: Point) -> TokenFile:
+        """The token file of a point: bytes for a tiny model, English for a real one."""
+        kind = f"{point.model}-{point.layout}" if point.model in ADOPTED else point.layout
+        if kind not in self.files:
+            self.files[kind] = self._write(point)
+        return self.files[kind]
 
-    def sequences(self, layout: str) -> Sequences:
+    def _write(self, point: Point) -> TokenFile:
+        if point.model in ADOPTED:
+            layout: Literal["packed", "rows"] = "packed" if point.layout == "packed" else "rows"
+            return real_text(self.cache, self.model(point.model), layout, seq_len=SEQ_LEN)
+        if point.layout == "packed":
+            return packed_text(self.cache, seq_len=SEQ_LEN, sequences=40)
+        return ragged_chat(self.cache, seq_len=SEQ_LEN, rows=40)
+
+    def sequences(self, point: Point) -> Sequences:
         """The same file, opened."""
-        file = self.tokens(layout)
+        file = self.tokens(point)
         path = self.cache / "tokens" / f"{file.digest}.safetensors"
-        return open_sequences(path, file, SEQ_LEN, VOCAB)
+        return open_sequences(path, file, SEQ_LEN, ADOPTED.get(point.model, VOCAB))
 
     def settings(self, point: Point) -> TrainSettings:
         """The settings of a point."""
@@ -148,7 +155,7 @@ class Ground:
             model=point.model,
             num_layers=num_layers_of(point.model),
             settings=self.settings(point),
-            tokens=self.tokens(point.layout),
+            tokens=self.tokens(point),
             evaluate_base=True,
         )
 
@@ -157,7 +164,7 @@ class Ground:
         if point.reference not in self.references:
             self.references[point.reference] = one_process.train(
                 self.model(point.model),
-                self.sequences(point.layout),
+                self.sequences(point),
                 self.settings(point),
                 evaluate=True,
             )
@@ -168,6 +175,7 @@ def adopt(ground: Ground, name: str, folder: Path) -> None:
     """Let the grid run on a checkpoint that lies in a folder."""
     config = json.loads((folder / "config.json").read_text())
     TINY[name] = (config["model_type"], {"num_hidden_layers": config["num_hidden_layers"]})
+    ADOPTED[name] = int(config["vocab_size"])
     place = model_folder(ground.cache, name)
     place.parent.mkdir(parents=True)
     place.symlink_to(folder.resolve())

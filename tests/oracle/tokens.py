@@ -2,10 +2,12 @@
 
 import hashlib
 from pathlib import Path
+from pydoc_data import topics
 from typing import Any, Literal
 
 import numpy as np
 from safetensors.numpy import save_file
+from tokenizers import Tokenizer
 
 from transport.orders import TokenFile
 
@@ -91,4 +93,41 @@ def ragged_chat(cache: Path, *, seq_len: int, rows: int, held_out: int = 3) -> T
         seq_len=seq_len,
         held_out=held_out,
         pad=256,
+    )
+
+
+def real_text(
+    cache: Path, folder: Path, layout: Literal["packed", "rows"], *, seq_len: int
+) -> TokenFile:
+    """English that every Python brings along (pydoc's topics), in a real model's own tokens.
+
+    rows: a topic's title asks, its text answers; every fourth row has no supervised token.
+    """
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    chosen = sorted(topics.topics.items())[:40]
+    titles = [np.array(tokenizer.encode(f"What is {title}? ").ids) for title, _ in chosen]
+    texts = [np.array(tokenizer.encode(text[:400]).ids) for _, text in chosen]
+    if layout == "packed":
+        stream = np.concatenate(texts)[: seq_len * 40 + 5]
+        return write_token_file(
+            cache,
+            layout="packed",
+            rows=[stream],
+            supervised=[np.ones_like(stream)],
+            seq_len=seq_len,
+            held_out=3,
+            pad=0,
+        )
+    masks = [
+        np.array([0] * len(title) + [int(row % 4 > 0 or row >= 37)] * len(text))
+        for row, (title, text) in enumerate(zip(titles, texts, strict=True))
+    ]
+    return write_token_file(
+        cache,
+        layout="rows",
+        rows=[np.concatenate(pair) for pair in zip(titles, texts, strict=True)],
+        supervised=masks,
+        seq_len=seq_len,
+        held_out=3,
+        pad=0,
     )
