@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from control.clock import Clock
+from control.planning.maximize import with_seq_len
 from control.planning.plan import Plan
 from control.store import plans
 from control.store.database import Database
@@ -72,7 +73,7 @@ class Placing:
         if ask.plan_id is None:
             return await self._planner.plan(ask.pool, ask.config)
         plan = await self._stored_plan(ask, ask.plan_id)
-        tokens = await self._planner.tokens(ask.pool, ask.config)
+        tokens = await self._planner.tokens(ask.pool, plan.view.config)
         changed = await self._planner.changes(ask.pool, plan)
         if changed:
             raise plan_changed(plan, changed)
@@ -87,7 +88,7 @@ class Placing:
         plan = Plan.model_validate_json(found.plan)
         if found.expires_at <= self._clock.now():
             raise SwarmError("expired", f"plan {plan_id} is older than it may be", hint=again)
-        if _asked(plan.view.config) != _asked(ask.config):
+        if _asked(plan.view.config) != _asked(_at_length_of(plan, ask.config)):
             raise SwarmError(
                 "conflict",
                 f"plan {plan_id} was made for another config than the one submitted",
@@ -101,12 +102,19 @@ class Placing:
         """(where a waiting job could start now, else why it cannot)."""
         if job.pinned and job.plan is not None:
             plan = Plan.model_validate_json(job.plan)
-            placed = Placed(plan, await self._planner.tokens(job.pool, job.config))
+            placed = Placed(plan, await self._planner.tokens(job.pool, plan.view.config))
             refuse_short(plan, placed.tokens)
             changed = await self._planner.changes(job.pool, plan)
             return placed, f"{CLUSTER_CHANGED}: {changed[0]}" if changed else ""
         placed = await self._planner.plan(job.pool, job.config)
         return placed, "" if placed.plan.fits else placed.plan.reason or "it does not fit"
+
+
+def _at_length_of(plan: Plan, config: JobConfig) -> JobConfig:
+    """A config whose length was searched, at the length that the plan found."""
+    return (
+        config if config.maximize is None else with_seq_len(config, plan.view.config.train.seq_len)
+    )
 
 
 def _asked(config: JobConfig) -> JobConfig:

@@ -4,7 +4,7 @@ The arithmetic is control.planning; here are its inputs, gathered without blocki
 """
 
 import asyncio
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from control.clock import Clock
@@ -17,7 +17,10 @@ from control.fellows.condition import status_of
 from control.fellows.registry import Member, Registry
 from control.jobs.placing import Placed
 from control.planning.difference import difference
-from control.planning.place import place
+from control.planning.inventory import data_in, fellows_in, model_in, terms_in
+from control.planning.maximize import maximized
+from control.planning.offers import Offered, offers
+from control.planning.place import Inputs
 from control.planning.plan import Plan
 from control.planning.search import PlannedModel
 from control.planning.usable import FellowNow
@@ -25,6 +28,7 @@ from control.store import buckets, plans, stages
 from control.store.buckets import BucketFile
 from control.store.database import Database, Tx
 from control.store.plans import StoredPlan
+from transport.api.inventory import InventoryFile
 from transport.api.job_config import JobConfig
 from transport.api.plans import DataShape
 from transport.errors import SwarmError
@@ -66,13 +70,35 @@ class PoolPlanner:
         self._terms = terms
 
     async def plan(self, pool: str, config: JobConfig) -> Placed:
-        """Plan a job; the token file comes with it when it is ready."""
+        """Plan a job; the token file comes with it when it is ready. A length to be searched is
+        searched first.
+        """
+        if config.maximize is not None:
+            inputs, _ = await self._inputs(pool, config)
+            config = await asyncio.to_thread(maximized, inputs, config)
+        inputs, measured = await self._inputs(pool, config)
+        plan = await asyncio.to_thread(inputs.place, config)
+        return Placed(plan, measured.file if measured else None)
+
+    async def offers(self, pool: str, plan: Plan) -> list[Offered]:
+        """Small changes that help a plan of this pool."""
+        inputs, _ = await self._inputs(pool, plan.view.config)
+        return await asyncio.to_thread(offers, plan, inputs)
+
+    async def what_if(self, config: JobConfig, file: InventoryFile) -> tuple[Plan, list[Offered]]:
+        """Plan a job on the cards of a file. A model that it knows needs no hub."""
+        planned = model_in(file, config.model.id) or (await self._model(config)).planned
+        data = data_in(file, config.train.seq_len)
+        inputs = Inputs(planned, fellows_in(file), data, terms_in(file), config.train.seq_len)
+        return await asyncio.to_thread(_on_paper, inputs, config, file)
+
+    async def _inputs(self, pool: str, config: JobConfig) -> tuple[Inputs, Measured | None]:
         model = await self._model(config)
         measured = await self._measured(pool, config, model, 0.0)
         inventory = await self._inventory(pool)
         data = _shape(config, measured)
-        plan = await asyncio.to_thread(place, model.planned, config, inventory, data)
-        return Placed(plan, measured.file if measured else None)
+        inputs = Inputs(model.planned, inventory, data, seq_len=config.train.seq_len)
+        return inputs, measured
 
     async def warm(self, pool: str, config: JobConfig) -> None:
         """Have the data tokenized; returns when it is, or after the submitter's patience."""
@@ -130,6 +156,15 @@ class PoolPlanner:
         names = [member.fellow_id for member in members]
         busy = await self._database.read(lambda tx: stages.busy(tx, names))
         return [_now(member, is_busy=member.fellow_id in busy) for member in members]
+
+
+def _on_paper(inputs: Inputs, config: JobConfig, file: InventoryFile) -> tuple[Plan, list[Offered]]:
+    if config.maximize is not None:
+        config = maximized(inputs, config)
+        data = data_in(file, config.train.seq_len)
+        inputs = replace(inputs, data=data, seq_len=config.train.seq_len)
+    plan = inputs.place(config)
+    return plan, offers(plan, inputs)
 
 
 def _files(tx: Tx, pool: str, bucket: str) -> list[BucketFile]:

@@ -21,7 +21,7 @@ offered yet) raises SwarmError invalid-input; a job that must wait is a Plan wit
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from control.planning import auto
 from control.planning.plan import Plan
@@ -69,6 +69,24 @@ def _offers(inventory: Inventory, feature: str) -> bool:
     )
 
 
+@dataclass(frozen=True)
+class Ready:
+    """A job with the cards that may take it."""
+
+    ask: Ask
+    cards: list[Card]
+    every: list[FellowCards]
+    """All fellows with a usable card."""
+    fellows: list[FellowCards]
+    """Those that the job takes."""
+    left_out: LeftOut
+
+    @property
+    def is_enough(self) -> bool:
+        """Whether there are as many fellows as the job needs."""
+        return bool(self.fellows) and len(self.fellows) >= self.ask.fewest
+
+
 def _place(
     model: PlannedModel,
     config: JobConfig,
@@ -76,18 +94,72 @@ def _place(
     data: DataShape | None,
     how: tuple[Terms, auto.Quantization],
 ) -> Plan:
+    ready = _ready(model, config, inventory, data, how)
+    if not ready.is_enough:
+        reason = _too_few(ready.ask, ready.cards, ready.fellows)
+        return waiting_plan(ready.ask, ready.cards, ready.left_out, reason)
+    found = search(ready.ask, ready.fellows, ready.left_out)
+    return plan_of(ready.ask, ready.cards, found, ready.left_out, how[0])
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """All that a plan is made from but the job file: for searches that change the job."""
+
+    model: PlannedModel
+    inventory: Inventory
+    data: DataShape | None = None
+    terms: Terms = LIVE
+    seq_len: int | None = None
+    """The length at which `data` counts its sequences."""
+
+    def place(self, config: JobConfig) -> Plan:
+        """The plan of this job."""
+        return place(self.model, config, self.inventory, self._data(config), self.terms)
+
+    def ready(self, config: JobConfig, quantization: auto.Quantization) -> Ready:
+        """The cards that may take this job."""
+        how = (self.terms, quantization)
+        return _ready(self.model, config, self.inventory, self._data(config), how)
+
+    def fits(self, config: JobConfig) -> bool:
+        """Whether the job could start, without looking for the fastest order."""
+        asked = auto.quantization_asked(config)
+        tries: list[auto.Quantization] = ["none"] if asked is None else [asked]
+        if asked is None and _offers(self.inventory, "nf4"):
+            tries.insert(0, "nf4")  # what fits at all fits in 4 bits: ask that first
+        return any(self._fits(config, quantization) for quantization in tries)
+
+    def _fits(self, config: JobConfig, quantization: auto.Quantization) -> bool:
+        ready = self.ready(config, quantization)
+        if not ready.is_enough:
+            return False
+        ask = replace(ready.ask, by_speed=False)
+        return not search(ask, ready.fellows, ready.left_out).reason
+
+    def _data(self, config: JobConfig) -> DataShape | None:
+        """The data's figures, without those that hold for another length only."""
+        if self.data is None or self.seq_len in (None, config.train.seq_len):
+            return self.data
+        return self.data.model_copy(update={"sequences": None, "held_out_sequences": None})
+
+
+def _ready(
+    model: PlannedModel,
+    config: JobConfig,
+    inventory: Inventory,
+    data: DataShape | None,
+    how: tuple[Terms, auto.Quantization],
+) -> Ready:
     terms, quantization = how
     pins = _pins(config, model.facts)
     chosen_format, cards = _usable(model.facts, config, inventory, quantization)
-    ready = [card.fellow for card in cards if not card.reason]
-    old = tuple(dict.fromkeys(one.hostname for one in ready if is_old(one)))
+    usable = [card.fellow for card in cards if not card.reason]
+    old = tuple(dict.fromkeys(one.hostname for one in usable if is_old(one)))
     ask = Ask(model, config, data, pins, chosen_format, quantization, terms.links, old)
     left_out = LeftOut()
-    fellows = _chosen(ask, fellows_of(cards), left_out)
-    if len(fellows) < ask.fewest or not fellows:
-        return waiting_plan(ask, cards, left_out, _too_few(ask, cards, fellows))
-    found = search(ask, fellows, left_out)
-    return plan_of(ask, cards, found, left_out, terms)
+    every = fellows_of(cards)
+    return Ready(ask, cards, every, _chosen(ask, every, left_out), left_out)
 
 
 def _pins(config: JobConfig, facts: ModelFacts) -> Pins:

@@ -7,17 +7,20 @@ layers are, not by their numbers.
 from functools import cached_property
 
 from stage_runtime.costs import CardPlace, Device, Price, Prices
+from stage_runtime.kv_costs import ServePrices
 from stage_runtime.model_facts import ModelFacts
 from transport.orders import TrainSettings
 
 
 class PriceBook:
-    """The prices of a model under one job's settings."""
+    """The prices of a model under one job's settings, or under one way to serve it."""
 
-    def __init__(self, facts: ModelFacts, settings: TrainSettings) -> None:
+    def __init__(
+        self, facts: ModelFacts, settings: TrainSettings, prices: Prices | ServePrices | None = None
+    ) -> None:
         self.facts = facts
         self.settings = settings
-        self._prices = Prices(facts, settings)
+        self._prices = prices or Prices(facts, settings)
         self._known: dict[tuple[object, ...], Price] = {}
 
     @cached_property
@@ -51,7 +54,7 @@ class PriceBook:
             kinds = tuple(b - a for a, b in zip(start, end))
         key = (
             place.stage, place.num_stages, place.takes_input, place.gives_output,
-            first == 0, kinds, device.kind, device.flash,
+            first == 0, kinds, device,
         )  # fmt: skip
         found = self._known.get(key)
         if found is None:

@@ -48,6 +48,8 @@ class Ask:
     links: Links | None = None
     old: tuple[str, ...] = ()
     """Fellows of a version from before longer pipelines and recompute."""
+    by_speed: bool = True
+    """False: only whether it fits is asked."""
 
     @property
     def fewest(self) -> int:
@@ -160,7 +162,7 @@ def _best(ask: Ask, fellows: Sequence[FellowCards], saving: auto.Saving) -> Foun
 def _by_speed(ask: Ask, fellows: Sequence[FellowCards], found: Found) -> Found:
     """What was found, in the order and split with the shortest step where speeds are known."""
     course = course_of(ask, fellows, found.settings)
-    if course.pace is not None:
+    if course.pace is not None and ask.by_speed:
         ranked = best_order(course, fellows, Tries(tries_for(len(fellows))))
         if ranked is not None:
             bound = ranked.bound_s if 0 < ranked.bound_s < math.inf else None

@@ -22,13 +22,17 @@ class JobsPlan(Ask):
     Answers with every card of the pool (used, or left out with the reason), the layers of each
     stage, the settings the leader chose and why, and a plan_id. jobs_submit with that plan_id
     starts exactly this plan or refuses with what changed. A plan that does not fit is an answer
-    with fits = false and the reason.
+    with fits = false and the reason. offers are changes that help, each with its own plan_id.
     """
 
-    pool: PoolName
-    """owner/name."""
+    pool: PoolName | None = None
+    """owner/name. Left out only with an inventory."""
     config: JobConfig
     """The job file."""
+    inventory: Annotated[dict[str, Any], Field(max_length=16)] | None = None
+    """Plan for these cards instead of the pool's: an inventory file, version 1
+    (`swarm agent-docs plan`). Nothing can be started from such a plan.
+    """
 
 
 class JobsSubmit(Change):
