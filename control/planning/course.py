@@ -208,14 +208,19 @@ class _Seat:
             largest = sorted(cards, key=lambda card: -card.free_bytes)[:few]
             told.append(([card for card in cards if card in largest], (1,) * few))
         counts = [1] * len(cards)
-        waiting = [(self._share(cards, i, 2), i) for i in range(len(cards))]
+        limit = most - len(cards) + 1
+
+        def share(i: int, count: int) -> float:
+            return self._share(cards, i, count) if count <= limit else math.inf
+
+        waiting = [(share(i, 2), i) for i in range(len(cards))]
         heapq.heapify(waiting)
         for total in range(len(cards), most + 1):
             told.append((cards, tuple(counts)))
             if total < most:
                 _, i = waiting[0]
                 counts[i] += 1
-                heapq.heapreplace(waiting, (self._share(cards, i, counts[i] + 1), i))
+                heapq.heapreplace(waiting, (share(i, counts[i] + 1), i))
         return [one for one in told if self._holds(*one)]
 
     def _share(self, cards: Sequence[Card], i: int, count: int) -> float:

@@ -155,11 +155,18 @@ def _ready(
     pins = _pins(config, model.facts)
     chosen_format, cards = _usable(model.facts, config, inventory, quantization)
     usable = [card.fellow for card in cards if not card.reason]
-    old = tuple(dict.fromkeys(one.hostname for one in usable if is_old(one)))
-    ask = Ask(model, config, data, pins, chosen_format, quantization, terms.links, old)
+    old = tuple(sorted({one.hostname for one in usable if is_old(one)}))
+    priced = _as_old(model) if old else model
+    ask = Ask(priced, config, data, pins, chosen_format, quantization, terms.links, old)
     left_out = LeftOut()
     every = fellows_of(cards)
     return Ready(ask, cards, every, _chosen(ask, every, left_out), left_out)
+
+
+def _as_old(model: PlannedModel) -> PlannedModel:
+    """The model as an old version runs it: attention keeps whole scores."""
+    family = replace(model.facts.family, scores=model.facts.family.scores or "softcap")
+    return replace(model, facts=replace(model.facts, family=family))
 
 
 def _pins(config: JobConfig, facts: ModelFacts) -> Pins:

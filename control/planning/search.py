@@ -8,6 +8,7 @@ which cards are usable.
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import permutations
 
 from control.planning import auto
 from control.planning.course import Course, Tried
@@ -23,6 +24,8 @@ from transport.api.job_config import JobConfig
 from transport.api.plans import DataShape
 from transport.orders import ModelSource, TrainSettings
 from transport.units import human_bytes
+
+ALL_ROOM_ORDERS = 3
 
 
 @dataclass(frozen=True)
@@ -213,13 +216,15 @@ def _try(ask: Ask, fellows: Sequence[FellowCards], settings: TrainSettings) -> F
 
 def _orders(fellows: Sequence[FellowCards]) -> list[list[FellowCards]]:
     """Orders to try for room: by name; the two largest at the ends, where tables lie; the largest
-    first, where the most micro-batches are alive.
+    first, where the most micro-batches are alive, or last, where the loss is. All of a few.
     """
     stable = sorted(fellows, key=lambda one: one.fellow_id)
     by_room = sorted(stable, key=lambda one: -one.free_bytes)
     ends = [by_room[0], *sorted(by_room[2:], key=lambda one: one.fellow_id), *by_room[1:2]]
     told: list[list[FellowCards]] = []
-    for order in (stable, ends, by_room):
+    for order in (stable, ends, by_room, by_room[::-1]):
         if order not in told:
             told.append(order)
+    if len(stable) <= ALL_ROOM_ORDERS:
+        told += [list(one) for one in permutations(stable) if list(one) not in told]
     return told
