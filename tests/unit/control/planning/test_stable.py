@@ -109,7 +109,7 @@ def _assert_holds_together(plan: Plan, layers: int) -> None:
 def test_no_search_by_speed_gives_a_plan_that_does_not_hold_together(
     drawn: list[Any], layers: int, seq_len: int, window: int | None
 ) -> None:
-    odd = {"model_type": "mistral", "sliding_window": window} if window else {}
+    odd: dict[str, Any] = {"model_type": "mistral", "sliding_window": window} if window else {}
     model = a_model(num_hidden_layers=layers, tie_word_embeddings=False, **odd)
     pool = _drawn(drawn)
     plan = place(model, a_job(train__seq_len=seq_len), pool)
