@@ -19,10 +19,10 @@ ENDED: tuple[JobState, ...] = ("completed", "failed", "cancelled")
 class JobsPlan(Ask):
     """Show where a training job would run and what every card would hold. Starts nothing.
 
-    Answers with every card of the pool (used, or left out with the reason), the layers of each
-    stage, the settings the leader chose and why, and a plan_id. jobs_submit with that plan_id
-    starts exactly this plan or refuses with what changed. A plan that does not fit is an answer
-    with fits = false and the reason. offers are changes that help, each with its own plan_id.
+    Answers with every card (used, or left out with the reason), the layers of each stage, the
+    settings chosen and why, and a plan_id: jobs_submit with it starts exactly this plan or refuses
+    with what changed. A plan that does not fit is an answer, fits = false; offers are changes that
+    help.
     """
 
     pool: PoolName | None = None
@@ -30,9 +30,7 @@ class JobsPlan(Ask):
     config: JobConfig
     """The job file."""
     inventory: Annotated[dict[str, Any], Field(max_length=16)] | None = None
-    """Plan for these cards instead of the pool's: an inventory file, version 1
-    (`swarm agent-docs plan`). Nothing can be started from such a plan.
-    """
+    """Plan for these cards, not the pool's: see `swarm agent-docs inventory`."""
 
 
 class JobsSubmit(Change):

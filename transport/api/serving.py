@@ -14,17 +14,15 @@ KvStorage = Literal["float16", "int8"]
 
 
 class ModelsPlan(Ask):
-    """Show where a model would be served, and what context every card holds. Starts nothing.
+    """Show where a model would be served, and the context that it holds. Starts nothing.
 
-    Without maximize and stages: the cut that the model was trained with here, else the fewest
-    fellows that hold it.
+    Default: the cut it was trained with, else the fewest fellows.
     """
 
     pool: PoolName | None = None
-    """Left out only with an inventory."""
     model: ModelId
     context_tokens: Annotated[int, Field(ge=16, le=1_048_576)] | None = None
-    """Unset: the leader's own, or the model's positions where those are fewer."""
+    """Unset: the leader's default."""
     stages: Annotated[int, Field(ge=1, le=16)] | None = None
     kv_storage: KvStorage = "float16"
     quantization: Literal["auto", "none", "int8", "nf4"] = "auto"
@@ -52,19 +50,19 @@ class ServedStage(Model):
 class ServePlanView(Answer):
     """A plan for serving. When fits is false it is still an answer."""
 
-    plan_id: PlanId | None
+    plan_id: PlanId | None = None
     """Names exactly this plan; null when it does not fit or is a what-if."""
     fits: bool
-    reason: str
-    model: ModelSource | None
+    reason: str = ""
+    model: ModelSource | None = None
     model_id: str
-    dtype: str | None
-    quantization: str | None
+    dtype: str | None = None
+    quantization: str | None = None
     context_tokens: int
     kv_storage: KvStorage
     stages: list[ServedStage]
-    limit: str
-    cut: str
+    limit: str = ""
+    cut: str = ""
     """Why the layers lie as they do."""
     cards: list[PlannedCard]
     what_if: bool = False
