@@ -185,7 +185,8 @@ def _fewer(plan: Plan, settings: TrainSettings, inputs: Inputs) -> Iterator[tupl
     config = plan.view.config
     found = inputs.ready(config, settings.quantization)
     used = {stage.fellow_id for stage in plan.stages}
-    fellows = [one for one in found.every if _is_priced(found.ask, one, settings)]
+    priced = [one for one in found.every if _is_priced(found.ask, one, settings)]
+    fellows = _candidates(priced)
     ranked = _ranked(found.ask, settings, fellows)
     if ranked is None or {one.fellow_id for one in ranked.order} == used:
         return
@@ -194,6 +195,18 @@ def _fewer(plan: Plan, settings: TrainSettings, inputs: Inputs) -> Iterator[tupl
     names = ", ".join(one.cards[0].fellow.hostname for one in ranked.order)
     changed = config.model_copy(update={"exclude_cards": [*config.exclude_cards, *left]})
     yield f"only {len(kept)} of {len(found.every)} fellows ({names})", changed
+
+
+def _candidates(fellows: Sequence[FellowCards]) -> list[FellowCards]:
+    """Of many fellows the roomiest and the fastest: one outside both is rarely among the best."""
+    by_room = sorted(fellows, key=lambda one: (-one.free_bytes, one.fellow_id))[:MAX_FELLOWS]
+    by_speed = sorted(fellows, key=lambda one: (-_speed(one), one.fellow_id))[:MAX_FELLOWS]
+    kept = {one.fellow_id for one in (*by_room, *by_speed)}
+    return [one for one in fellows if one.fellow_id in kept]
+
+
+def _speed(fellow: FellowCards) -> float:
+    return max((s.tflops for card in fellow.cards for s in card.report.speeds), default=0.0)
 
 
 def _is_priced(ask: Ask, fellow: FellowCards, settings: TrainSettings) -> bool:

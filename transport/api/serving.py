@@ -78,5 +78,6 @@ MODELS_PLAN = Operation(
     "POST",
     "/models/plan",
     ("models", "plan"),
+    ("model",),
 )
 ALL = (MODELS_PLAN,)
