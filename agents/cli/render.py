@@ -84,6 +84,8 @@ def plan_text(plan: PlanView) -> RenderableType:
         words = f"{plan.data.bucket}: {plan.data.tokens} tokens, {plan.data.batches} batches"
         parts.append(_line("Data", words + passes))
     parts += [_line("Limit", plan.layout.limit)] if plan.layout.limit else []
+    readers = ", ".join(stage.hostname for stage in plan.layout.stages if stage.sees_tokens)
+    parts += [_line("Tokens", f"seen by {readers}")] if readers else []
     parts += [_line("Step", _step(plan))] if plan.layout.step_s is not None else []
     parts += [_line("Network", plan.layout.network)] if plan.layout.network else []
     parts += [_line("Note", note) for note in plan.notes]

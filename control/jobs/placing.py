@@ -13,6 +13,7 @@ from control.planning.plan import Plan
 from control.store import plans
 from control.store.database import Database
 from control.store.jobs import Job
+from control.store.plans import StoredPlan
 from transport.api.job_config import JobConfig
 from transport.api.jobs import JobsSubmit
 from transport.errors import SwarmError, not_found
@@ -76,9 +77,23 @@ class Placing:
         tokens = await self._planner.tokens(ask.pool, plan.view.config)
         changed = await self._planner.changes(ask.pool, plan)
         if changed:
-            raise plan_changed(plan, changed)
+            raise plan_changed(plan, changed, await self._fresh(ask))
         refuse_short(plan, tokens)
         return Placed(plan, tokens)
+
+    async def _fresh(self, ask: JobsSubmit) -> Plan | None:
+        """The plan of the same config now, stored for as long as the one that it replaces."""
+        try:
+            plan = (await self._planner.plan(ask.pool, ask.config)).plan
+        except SwarmError:  # a card that it leaves out is gone: the changes say enough
+            return None
+        old_id, new_id, now = ask.plan_id, plan.plan_id, self._clock.now()
+        if old_id is not None and new_id is not None:
+            old = await self._database.read(lambda tx: plans.find(tx, ask.pool, old_id))
+            lives = old.expires_at - old.created_at if old else 0.0
+            stored = StoredPlan(new_id, ask.pool, plan.model_dump_json(), now, now + lives)
+            await self._database.write(lambda tx: plans.put(tx, stored))
+        return plan
 
     async def _stored_plan(self, ask: JobsSubmit, plan_id: str) -> Plan:
         found = await self._database.read(lambda tx: plans.find(tx, ask.pool, plan_id))
@@ -139,11 +154,16 @@ def refuse_short(plan: Plan, tokens: TokenFile | None) -> None:
     )
 
 
-def plan_changed(plan: Plan, changes: Sequence[str]) -> SwarmError:
-    """The refusal of a pinned plan that no longer holds."""
+def plan_changed(plan: Plan, changes: Sequence[str], fresh: Plan | None = None) -> SwarmError:
+    """The refusal of a pinned plan that no longer holds, with the plan that would now be."""
     return SwarmError(
         "plan-changed",
         f"plan {plan.plan_id} no longer holds: {'; '.join(changes[:3])}",
         hint="plan again with jobs_plan and submit the new plan_id, or submit with unpinned: true",
-        facts={"plan_id": plan.plan_id, "changes": list(changes)},
+        facts={
+            "plan_id": plan.plan_id,
+            "changes": list(changes),
+            "new_plan_id": fresh and fresh.plan_id,
+            "new_plan": fresh and fresh.view.summary,
+        },
     )

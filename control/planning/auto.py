@@ -120,7 +120,7 @@ def number_format(config: JobConfig, cards: Sequence[Card]) -> Format:
     known = {name: time for name, time in measured.items() if time is not None}
     if len(known) > 1 and "float32" in known:
         best = min(known, key=lambda name: (known[name], name == "float32"))
-        return Format(best, f"the fastest by measured speed among {', '.join(known)}")
+        return Format(best, f"the fastest by speed among {', '.join(known)}")
     if any(card.report.kind == "cpu" for card in cards):
         return Format("float32", "CPU cards whose speed in 16 bits is not measured")
     return Format(common[0], "every card runs it, at half the memory of float32")

@@ -76,7 +76,7 @@ def data_in(file: InventoryFile, seq_len: int) -> DataShape | None:
     if file.tokens is None:
         return None
     return DataShape(
-        bucket="",
+        bucket="inventory",
         tokens=file.tokens,
         sequences=file.tokens // seq_len,
         held_out_sequences=None,

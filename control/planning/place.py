@@ -227,7 +227,11 @@ def _usable(
         features=frozenset({"stage", config.method} | ({quantization} - {"none"})),
     )
     cards = examine(inventory, wanted)
-    chosen = auto.number_format(config, [card for card in cards if not card.reason])
+    able = [card for card in cards if not card.reason]
+    if not able:  # name a format that the cards run, not one that nobody is left to contradict
+        roomy = examine(inventory, replace(wanted, floor_bytes=lambda _: 1))
+        able = [card for card in roomy if not card.reason]
+    chosen = auto.number_format(config, able)
     floor = _floor(facts, config, chosen.name, quantization)
     return chosen, examine(inventory, replace(wanted, floor_bytes=floor, number_format=chosen.name))
 

@@ -165,12 +165,12 @@ def _best(ask: Ask, fellows: Sequence[FellowCards], saving: auto.Saving) -> Foun
 def _by_speed(ask: Ask, fellows: Sequence[FellowCards], found: Found) -> Found:
     """What was found, in the order and split with the shortest step where speeds are known."""
     course = course_of(ask, fellows, found.settings)
-    if course.pace is not None and ask.by_speed:
+    lacks = [lack for stage in found.split.stages if (lack := course.disk.lack(stage))]
+    if course.pace is not None and (ask.by_speed or lacks):
         ranked = best_order(course, fellows, Tries(tries_for(len(fellows))))
         if ranked is not None:
             bound = ranked.bound_s if 0 < ranked.bound_s < math.inf else None
             return Found(ranked.tried.split, found.settings, "", ranked.tried, bound)
-    lacks = [lack for stage in found.split.stages if (lack := course.disk.lack(stage))]
     if lacks:
         return replace(found, reason=f"not enough disk: {'; '.join(lacks)}")
     return found

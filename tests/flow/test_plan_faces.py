@@ -91,3 +91,19 @@ async def test_a_model_is_planned_for_serving_on_the_pool_and_on_paper(pool: Poo
     assert (paper.fits, paper.what_if, paper.plan_id) == (True, True, None)
     assert paper.context_tokens == 8192
     assert await _code(pool, "models_plan", model="local:tiny") == "invalid-input"
+
+
+async def test_a_pin_that_no_longer_holds_is_refused_with_the_new_plan(pool: Pool) -> None:
+    first, second = await pool.add_fellow(), await pool.add_fellow()
+    plan: PlanView = await pool.ask("jobs_plan", pool=POOL, config=job_config())
+    assert len(plan.layout.stages) == 2
+    second.free_bytes = 1000
+    second.beat()
+    ask: dict[str, Any] = {"pool": POOL, "config": job_config()}
+    with pytest.raises(SwarmError) as refusal:
+        await pool.ask("jobs_submit", **ask, plan_id=plan.plan_id)
+    facts = refusal.value.facts
+    assert "1 kB free, the plan needs" in facts["changes"][0]
+    assert first.fellow_id in facts["new_plan"]
+    job = await pool.ask("jobs_submit", **ask, plan_id=facts["new_plan_id"])
+    assert [stage.fellow_id for stage in job.stages] == [first.fellow_id]
