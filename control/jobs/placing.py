@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from control.clock import Clock
+from control.planning.difference import between
 from control.planning.maximize import with_seq_len
 from control.planning.plan import Plan
 from control.store import plans
@@ -165,5 +166,6 @@ def plan_changed(plan: Plan, changes: Sequence[str], fresh: Plan | None = None) 
             "changes": list(changes),
             "new_plan_id": fresh and fresh.plan_id,
             "new_plan": fresh and fresh.view.summary,
+            "differs": between(plan, fresh) if fresh else [],
         },
     )

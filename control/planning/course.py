@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from control.planning.disk import Disk
 from control.planning.exact import Best, best_counts, best_cuts
-from control.planning.pace import Pace
+from control.planning.pace import Network, Pace
 from control.planning.price_book import PriceBook
 from control.planning.split import (
     FellowCards,
@@ -66,11 +66,20 @@ class Course:
     moves: bool = True
     """False: the split stays by memory (pinned boundaries, unchecked memory)."""
     _seen: dict[tuple[object, ...], list[float]] = field(default_factory=dict, compare=False)
+    _pairs: dict[tuple[str, str], Network] = field(default_factory=dict, compare=False)
 
     @property
     def num_layers(self) -> int:
         """Of the model."""
         return self.book.facts.num_layers
+
+    def pair(self, one: str, other: str) -> Network:
+        """What the boundary between two fellows adds, whichever comes first."""
+        assert self.pace is not None
+        key = (min(one, other), max(one, other))
+        if key not in self._pairs:
+            self._pairs[key] = self.pace.network(key)
+        return self._pairs[key]
 
     def by_memory(self, order: Order) -> Split:
         """The split whose fullest card is emptiest."""

@@ -82,7 +82,7 @@ def _with_last(
     """(the best order that ends with this fellow, whether no other can be faster)."""
     rest = [one for one in fellows if one is not last]
     best: tuple[Order, Tried] | None = None
-    for before in _orders(rest):
+    for before in _orders(course, rest):
         if not tries.take():
             return best, False
         order = (*before, last)
@@ -96,18 +96,27 @@ def _with_last(
     return _swapped(course, best, tries, bound), False
 
 
-def _orders(rest: Sequence[FellowCards]) -> Iterator[Order]:
-    """Orders of the fellows before the last: by name, by room (the first hold the most live
-    micro-batches), and every other one while they are few.
+def _orders(course: Course, rest: Sequence[FellowCards]) -> Iterator[Order]:
+    """Orders of the fellows before the last: by name; by room (the first hold the most live
+    micro-batches); the slowest line first, where it has one neighbour; every other while few.
     """
     stable = tuple(sorted(rest, key=lambda one: one.fellow_id))
     roomy = tuple(sorted(stable, key=lambda one: -one.free_bytes))
-    told = {stable, roomy}
-    yield stable
-    if roomy != stable:
-        yield roomy
+    told = [stable]
+    for order in (roomy, *(_slowest_line_first(course, one) for one in (stable, roomy))):
+        if order not in told:
+            told.append(order)
+    yield from told
     if len(rest) < ALL_ORDERS_UP_TO:
         yield from (order for order in permutations(stable) if order not in told)
+
+
+def _slowest_line_first(course: Course, order: Order) -> Order:
+    pace = course.pace
+    if pace is None or pace.links is None or len(order) < 2:
+        return order
+    slowest = max(order, key=lambda one: (pace.inner_s(one.fellow_id), one.fellow_id))
+    return (slowest, *(one for one in order if one is not slowest))
 
 
 def _swapped(
@@ -140,7 +149,7 @@ def _bound(course: Course, fellows: Sequence[FellowCards], last: FellowCards) ->
         course.curve(one, stages - 1, stages, None) if one is last else _widest(course, one, stages)
         for one in fellows
     ]
-    return _least(course, curves, _least_network(course, fellows))
+    return _least(course, curves, _least_network(course, fellows, last))
 
 
 def _widest(course: Course, fellow: FellowCards, stages: int) -> list[float]:
@@ -159,14 +168,28 @@ def _least(course: Course, curves: Sequence[Sequence[float]], net: tuple[float, 
     return math.inf if found is None else found.seconds + fill
 
 
-def _least_network(course: Course, fellows: Sequence[FellowCards]) -> tuple[float, float]:
-    """(what the boundaries add at least, the busiest line at least)."""
+def _least_network(
+    course: Course, fellows: Sequence[FellowCards], last: FellowCards
+) -> tuple[float, float]:
+    """(what the boundaries add at least, the busiest line at least), when this fellow is last.
+
+    Every fellow but the first and the last has two neighbours, so each pays at least its two
+    cheapest boundaries, half of each; and an inner fellow's own line carries twice.
+    """
     assert course.pace is not None
     if course.pace.links is None or len(fellows) < 2:
         return 0.0, 0.0
-    pairs = [course.pace.network([a.fellow_id, b.fellow_id]) for a, b in combinations(fellows, 2)]
-    fills = sorted(net.fill_s for net in pairs)
-    return sum(fills[: len(fellows) - 1]), min(net.floor_s for net in pairs)
+    fill, twice, floor, inner = 0.0, [], 0.0, []
+    for one in fellows:
+        nets = [course.pair(one.fellow_id, o.fellow_id) for o in fellows if o is not one]
+        fills = sorted(net.fill_s for net in nets)
+        own = min(net.floor_s for net in nets)
+        fill, floor = fill + fills[0] / 2, max(floor, own)
+        if one is not last:
+            twice.append(fills[1] / 2 if len(fills) > 1 else 0.0)
+            inner.append(max(own, course.pace.inner_s(one.fellow_id)))
+    inner.sort(reverse=True)
+    return fill + sum(sorted(twice)[:-1]), max(floor, *inner[1:2], 0.0)
 
 
 CourseOf = Callable[[int], Course]
@@ -205,16 +228,22 @@ def _any_order(course: Course, fellows: Sequence[FellowCards]) -> float:
 def _subsets(
     course: Course, fellows: Sequence[FellowCards], size: int
 ) -> Iterable[tuple[FellowCards, ...]]:
-    """Subsets of a size: all while they are few; else those with the most room, the fastest, and
-    those that a split over all of them would use most.
+    """Subsets of a size: all while they are few; else those with the most room, the fastest cards,
+    the fastest lines, and those that a split over all of them would use most.
     """
     stable = sorted(fellows, key=lambda one: one.fellow_id)
     if len(stable) <= ALL_ORDERS_UP_TO:
         return list(combinations(stable, size))
     by_room = sorted(stable, key=lambda one: -one.free_bytes)[:size]
     by_speed = sorted(stable, key=lambda one: _layer_s(course, one))[:size]
-    used = _used(course, stable, size)
-    told = {tuple(sorted(one, key=_name)) for one in (by_room, by_speed, used)}
+    chosen = [by_room, by_speed, _used(course, stable, size)]
+    pace = course.pace
+    if pace is not None and pace.links is not None:
+        by_line = sorted(
+            stable, key=lambda one: (pace.inner_s(one.fellow_id), _layer_s(course, one))
+        )
+        chosen.append(by_line[:size])
+    told = {tuple(sorted(one, key=_name)) for one in chosen}
     return sorted(told, key=lambda one: [fellow.fellow_id for fellow in one])
 
 

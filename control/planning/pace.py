@@ -153,6 +153,18 @@ class Pace:
             name = f"{told} of {human_rate(rate)}"
             lines[name] = lines.get(name, 0.0) + size / rate
 
+    def inner_s(self, fellow_id: str) -> float:
+        """What a micro-batch costs at least on a fellow's own line when it has two neighbours; 0
+        where links are told by pair.
+        """
+        links = self.links
+        if links is None or fellow_id not in links.fellows:
+            return 0.0
+        if any(fellow_id in pair for pair in links.pairs):
+            return 0.0
+        own = links.fellows[fellow_id]
+        return 2 * self.hidden_bytes / min(own.up_bytes_per_s, own.down_bytes_per_s)
+
     def step_s(self, split: Split, share: float = 1.0) -> float:
         """The predicted step of a split."""
         stages = [self.stage_s(stage) for stage in split.stages]

@@ -105,5 +105,6 @@ async def test_a_pin_that_no_longer_holds_is_refused_with_the_new_plan(pool: Poo
     facts = refusal.value.facts
     assert "1 kB free, the plan needs" in facts["changes"][0]
     assert first.fellow_id in facts["new_plan"]
+    assert any(told.endswith("-> not used") for told in facts["differs"])
     job = await pool.ask("jobs_submit", **ask, plan_id=facts["new_plan_id"])
     assert [stage.fellow_id for stage in job.stages] == [first.fellow_id]

@@ -132,3 +132,19 @@ def test_a_gaining_fellow_needs_the_disk_for_its_files() -> None:
 
     assert split(99)["borealis"] == 40
     assert 28 <= split(20)["borealis"] < 40
+
+
+def test_slow_lines_stand_at_the_ends_and_the_bound_is_near() -> None:
+    def line(mbit: float) -> dict[str, float]:
+        return {"up_bytes_per_s": mbit * 125e3, "down_bytes_per_s": mbit * 125e3}
+
+    rates = {"a": 20, "b": 1000, "c": 1000, "d": 40, "e": 1000, "f": 1000}
+    inputs = on_paper(
+        NEMOTRON, *[machine(name, "RTX 3060", **line(rate)) for name, rate in rates.items()]
+    )
+    layout = inputs.place(a_model_job(NEMOTRON, 4, train__batch_size=8)).view.layout
+    hosts = [stage.hostname for stage in layout.stages]
+    assert {hosts[0], hosts[-1]} == {"a", "d"}
+    assert layout.bound_s is not None
+    assert layout.step_s is not None
+    assert layout.step_s <= 1.2 * layout.bound_s
