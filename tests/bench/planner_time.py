@@ -18,8 +18,10 @@ from typing import Any
 
 from control.planning.exact import best_counts
 from control.planning.offers import offers
+from control.planning.pace import Links, Uplink
 from control.planning.place import Inputs
 from control.planning.plan import Plan
+from control.planning.terms import LIVE, Terms
 from control.planning.usable import FellowNow
 from tests.unit.control.planning.pools import a_card, a_fellow, a_job, a_model
 from transport.ids import FellowId
@@ -53,14 +55,32 @@ def _named(fellow: FellowNow, number: int) -> FellowNow:
     return replace(fellow, fellow_id=fellow_id, hostname=f"host-{number}", heartbeat=beat)
 
 
-def inputs_of(fellows: int, layers: int) -> Inputs:
+def lines_of(pool: list[FellowNow], seed: int = 1) -> Terms:
+    """Lines of 24 Mb/s to 800 Mb/s."""
+    dice = random.Random(seed)
+    return Terms(
+        links=Links(
+            fellows={
+                one.fellow_id: Uplink(
+                    dice.choice([3e6, 2e7, 1e8]),
+                    dice.choice([1e7, 1e8]),
+                    dice.choice([0.001, 0.01]),
+                )
+                for one in pool
+            }
+        )
+    )
+
+
+def inputs_of(fellows: int, layers: int, *, lines: bool = False) -> Inputs:
     """A pool and a llama of so many layers."""
     config = {
         "model_type": "llama", "hidden_size": 2048, "intermediate_size": 6144,
         "num_attention_heads": 16, "num_key_value_heads": 8, "num_hidden_layers": layers,
         "vocab_size": 32000, "tie_word_embeddings": False, "max_position_embeddings": 8192,
     }  # fmt: skip
-    return Inputs(a_model(config), a_pool(fellows, layers))
+    pool = a_pool(fellows, layers)
+    return Inputs(a_model(config), pool, terms=lines_of(pool) if lines else LIVE)
 
 
 def best_of(rounds: int, call: Callable[[], Any]) -> float:
@@ -84,9 +104,11 @@ def curves(stages: int, layers: int, seed: int = 0) -> list[list[float]]:
     return told
 
 
-def measure(fellows: int, layers: int, limit_s: float, rounds: int) -> dict[str, Any]:
+def measure(size: tuple[int, int, float], rounds: int, *, with_lines: bool) -> dict[str, Any]:
     """One row."""
-    inputs, job = inputs_of(fellows, layers), a_job(train__seq_len=512)
+    fellows, layers, limit_s = size
+    inputs = inputs_of(fellows, layers, lines=with_lines)
+    job = a_job(train__seq_len=512)
     made: list[Plan] = []
     plan_s = best_of(rounds, lambda: made.append(inputs.place(job)))
     layout = made[-1].view.layout
@@ -97,7 +119,8 @@ def measure(fellows: int, layers: int, limit_s: float, rounds: int) -> dict[str,
     exact_s = best_of(rounds, lambda: best_counts(lines, layers, 32))
     offers_s = best_of(1, lambda: offers(made[-1], inputs))
     return {
-        "fellows": fellows, "layers": layers, "fits": made[-1].fits, "plan_s": round(plan_s, 4),
+        "fellows": fellows, "layers": layers, "lines": with_lines,
+        "fits": made[-1].fits, "plan_s": round(plan_s, 4),
         "limit_s": limit_s, "gap_to_bound": gap, "exact_split_s": round(exact_s, 4),
         "offers_s": round(offers_s, 3),
     }  # fmt: skip
@@ -108,7 +131,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--rounds", type=int, default=5)
     rounds = parser.parse_args().rounds
-    rows = [measure(*size, rounds) for size in SIZES]
+    rows = [measure(size, rounds, with_lines=lines) for size in SIZES for lines in (False, True)]
     for row in rows:
         print(json.dumps(row))
     sys.exit(any(max(row["plan_s"], row["exact_split_s"]) > row["limit_s"] for row in rows))
