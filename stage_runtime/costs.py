@@ -167,7 +167,7 @@ class Prices:
         if more <= 0:
             return price
         price = replace(price, activations=price.activations + more)
-        return with_workspace(price, device, self._kernel_bytes(place, device))
+        return with_workspace(price, device, self._kernel_bytes(place, device, price))
 
     def at_step(self, place: CardPlace, device: Device) -> Price:
         """The price at the peak of a step, whatever loading takes."""
@@ -185,7 +185,7 @@ class Prices:
             lora=0 if full else 4 * trained,
             workspace=0,
         )
-        return with_workspace(price, device, self._kernel_bytes(place, device))
+        return with_workspace(price, device, self._kernel_bytes(place, device, price))
 
     def _load_bytes(self, place: CardPlace, device: Device) -> int:
         """The most that loading holds on a CPU card: a table as stored beside all that is read.
@@ -259,37 +259,49 @@ class Prices:
         live = live_micro_batches(self.settings, place.stage, place.num_stages)
         each, top = self.held(place, device), self._top(place, device)
         moments = [
-            ((live - 1) * each + self._table_gradient(place), all_gradients),
+            ((live - 1) * each + self._table_gradient(place, first=True), all_gradients),
             (self._update_copy(place, device), all_gradients),
         ]
-        if self.settings.micro_batches > live:
-            moments.append((live * each + top, all_gradients))
-        else:
+        if self.settings.micro_batches > 1:
+            # A second backward finds all gradients, and one less waiting when none is to begin.
+            waiting = live - (self.settings.micro_batches == live)
+            again = self._table_gradient(place, first=False)
+            moments.append((waiting * each + top, all_gradients))
+            moments.append(((waiting - 1) * each + again, all_gradients))
+        if self.settings.micro_batches == live:
             # Every micro-batch waits before the first backward: gradients come, activations go.
-            layers = max(1, place.num_layers)
-            layer, others = each // layers, all_gradients - all_gradients // layers
+            layers, early = max(1, place.num_layers), all_gradients
+            if self.layer.full and place.embeds:
+                early -= 4 * self.facts.embedding_params  # theirs comes last
+            layer, others = each // layers, early - early // layers
             moments.append((live * each + top, 0))
             moments.append(((live - 1) * each + layer + top, others))
-            moments.append(((live - 1) * each + layer // 2, all_gradients))
+            moments.append(((live - 1) * each + self._block(place, device) // 2, early))
         return max(moments, key=sum)
 
     def _update_copy(self, place: CardPlace, device: Device) -> int:
         """What AdamW needs of its own while it steps: on a CPU card the root of a tensor's second
         moments, twice; CUDA's fused kernel needs nothing.
         """
-        if device.kind != "cpu":
-            return 0
+        return 2 * 4 * self._largest_trained(place) if device.kind == "cpu" else 0
+
+    def _largest_trained(self, place: CardPlace) -> int:
+        """Parameters of the largest tensor that trains on the card."""
         largest = self.layer.largest_trained if place.num_layers else 0
         if self.layer.full and (place.embeds or place.heads):
-            largest = max(largest, self.facts.vocab * self.facts.hidden)
-        return 2 * 4 * largest
+            return max(largest, self.facts.vocab * self.facts.hidden)
+        return largest
 
-    def _table_gradient(self, place: CardPlace) -> int:
-        """A second whole gradient of the embeddings, before it is added to the first."""
+    def _table_gradient(self, place: CardPlace, *, first: bool) -> int:
+        """Whole gradients of the embeddings beside the one that stays: the new one before it is
+        added; where the table is the head as well, both parts and their sum.
+
+        first: it is the step's first micro-batch, whose gradient is the one that stays.
+        """
+        if not self.layer.full or not place.embeds:
+            return 0
         shared = self.facts.tied and place.heads
-        twice = place.embeds and (self.settings.micro_batches > 1 or shared)
-        full = self.layer.full
-        return 4 * self.facts.embedding_params if twice and full else 0
+        return 4 * (2 * shared + (not first)) * self.facts.embedding_params
 
     def held(self, place: CardPlace, device: Device) -> int:
         """Bytes that one micro-batch keeps on the card from its forward to its backward."""
@@ -307,11 +319,16 @@ class Prices:
         if self.settings.recompute:
             ends = place.first_layer, place.last_layer
             masks = self.layer.attention.mask_bytes(*ends, self.rows) if place.num_layers else 0
-            return self.hidden_bytes * place.num_layers + masks
+            twice = 1 + (place.stage == 0 and self.layer.wide_stream_per_token > 0)
+            return twice * self.hidden_bytes * place.num_layers + masks
         kept = _between(self._blocks_on(device).saved_until, place)
+        kept += place.num_layers * self._wide_stream(place)
         if place.first_layer == 0 and place.num_layers and not self.layer.full:
             kept -= self.tokens * self.layer.unkept_by_first_block
         return kept
+
+    def _wide_stream(self, place: CardPlace) -> int:
+        return self.tokens * self.layer.wide_stream_per_token if place.stage == 0 else 0
 
     def _kept_by_loss(self) -> int:
         """Final norm, its output, the gradient made in forward, and the places of the targets."""
@@ -335,10 +352,16 @@ class Prices:
         blocks = self._blocks_on(device)
         top = blocks.top
         if self.settings.recompute:
-            heaviest = self.layer.heaviest_in(place.first_layer, place.last_layer)
-            saved = blocks.saved_until
-            top = blocks.repeated_top + saved[heaviest + 1] - saved[heaviest]
+            top = blocks.repeated_top + self._block(place, device)
         return max(top, self._loss_top()) if place.heads else top
+
+    def _block(self, place: CardPlace, device: Device) -> int:
+        """What the heaviest block of a place keeps for its backward."""
+        if not place.num_layers:
+            return 0
+        heaviest = self.layer.heaviest_in(place.first_layer, place.last_layer)
+        saved = self._blocks_on(device).saved_until
+        return saved[heaviest + 1] - saved[heaviest] + self._wide_stream(place)
 
     def _loss_top(self) -> int:
         chunk = min(self.settings.loss_chunk_tokens, self.tokens)
@@ -356,17 +379,18 @@ class Prices:
             weight = (b if b == 4 else 2 * b) * self.facts.head_params
         return chunk * self.facts.vocab * each + self.hidden_bytes + weight
 
-    def _kernel_bytes(self, place: CardPlace, device: Device) -> int:
-        """Buffers inside kernels, of one layer: attention's backward; on a CPU card the float32
-        copy that adding an adapter's output to a 16-bit one makes first.
+    def _kernel_bytes(self, place: CardPlace, device: Device, price: Price) -> int:
+        """Buffers inside kernels, which no count of tensors shows: in attention's backward; on a
+        CPU card the float32 copy that adding an adapter's output to a 16-bit one makes first, and
+        the float64 copy of a gradient whose norm is taken, when activations are gone.
         """
-        if not place.num_layers:
-            return 0
         if device.kind != "cpu":
-            return self.tokens * (4 * self.facts.heads + 8 * self.facts.query_width)
-        if self.layer.number_bytes == 4:
-            return 0
-        return 4 * self.tokens * max((one.outputs for one in self.layer.adapted), default=0)
+            per_token = 4 * self.facts.heads + 8 * self.facts.query_width
+            return self.tokens * per_token if place.num_layers else 0
+        widest = max((one.outputs for one in self.layer.adapted), default=0)
+        added = 4 * self.tokens * widest * (self.layer.number_bytes == 2 and place.num_layers > 0)
+        gone = price.activations + price.gradients - 4 * self._trained_params(place)
+        return max(added, 8 * self._largest_trained(place) - gone)
 
 
 @dataclass(frozen=True)
@@ -396,7 +420,7 @@ def _between(until: list[int], place: CardPlace) -> int:
 
 
 def with_workspace(price: Price, device: Device, kernel_bytes: int) -> Price:
-    """The price with the allowance for what no tensor count shows, kernels' own buffers included."""
+    """The price with the allowance for what no tensor count shows, kernels' own included."""
     tensors = price.tensor_bytes
     if device.kind == "cpu":
         workspace = CPU_MARGIN_BYTES + int(CPU_FRAGMENTS * tensors) + kernel_bytes

@@ -104,15 +104,26 @@ class ServePrices:
 
 def _as_training(shape: ServeShape) -> TrainSettings:
     """Settings that give serving's weights their prices; nothing of them trains."""
-    return TrainSettings.model_construct(
+    return TrainSettings(
         method="lora",
         lora=None,
         dtype=shape.dtype,
-        quantization=shape.quantization,
-        seq_len=shape.context_tokens,
+        steps=1,
+        seq_len=max(2, shape.context_tokens),
         batch_size=shape.sequences,
         micro_batches=1,
         schedule="gpipe",
+        learning_rate=1.0,
+        lr_schedule="constant",
+        warmup_steps=0,
+        max_grad_norm=0.0,
+        clip="stage",
         recompute=False,
+        seed=0,
+        link_timeout_s=1.0,
+        eval_every_steps=0,
+        eval_sequences=0,
+        backend="swarm",
         loss_chunk_tokens=1,
+        quantization=shape.quantization,
     )

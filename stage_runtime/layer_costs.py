@@ -128,7 +128,9 @@ class LayerCosts:
         mixture = self.facts.experts
         # Their product knows no autocast: float32 weights compute in float32.
         number_bytes = 4 if self.full else self.number_bytes
-        return mixture and ExpertCosts(self.facts, mixture, number_bytes, self.full)
+        if mixture is None:
+            return None
+        return ExpertCosts(self.facts, mixture, number_bytes, self.full)
 
     def heaviest_in(self, first: int, last: int) -> int:
         """A layer with a mask of these, if there is one; else the first."""
@@ -292,6 +294,23 @@ class LayerCosts:
         ffn = 0 if facts.experts else facts.ffn
         kept = b * (norm_outputs * facts.hidden + facts.query_width * copied + ffn)
         return kept + self._autocast_inputs()
+
+    @cached_property
+    def wide_stream_per_token(self) -> int:
+        """More that a block keeps where the embeddings are float32 and it computes in 16 bits: on
+        the first stage of such a full fine-tune the residual stream is float32.
+        """
+        facts, hidden = self.facts, self.facts.hidden
+        if not self.full or self.number_bytes == 4:
+            return 0
+        readers = (1 if facts.family.fused_qkv else 3) + (2 if facts.family.gated else 1)
+        outputs = 1 if facts.family.norms == 1 else 2
+        casts = 2 * hidden * (readers - outputs)
+        if facts.family.wide_norm:
+            return casts
+        if facts.family.rms_norm:
+            return 2 * hidden * facts.family.norms  # the casts are there on every stage
+        return 2 * hidden * (1 if facts.parallel else facts.family.norms) + casts
 
     def _autocast_inputs(self) -> int:
         """What float32 weights that compute in 16 bits add: an RMSNorm's output is float32 there,

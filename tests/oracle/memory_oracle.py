@@ -15,7 +15,7 @@ import weakref
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 from unittest.mock import patch
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -138,7 +138,7 @@ def count(case: Case) -> Counted:
         torch.manual_seed(0)
         stage = OracleStage(case)
         stage.make_moments()
-        run = _Run(stage)
+        run = OneStep(stage)
         counter = LiveBytes()
         for tensor in (*stage.tensors(), *run.tensors()):
             counter.hold(tensor)
@@ -197,8 +197,9 @@ def _flash_or_efficient(kernel: Kernel) -> Any:
                 bias = torch.where(bias, narrow, narrow - torch.inf)
             bias = bias.expand(*query.shape[:3], key.shape[2])
         operator = torch.ops.aten._scaled_dot_product_efficient_attention
-        out = operator(query, key, value, bias, True, dropout_p, is_causal, scale=scale)[0]
-        return out
+        found = operator(query, key, value, bias, True, dropout_p, is_causal, scale=scale)
+        wide: Tensor = found[0]
+        return wide
 
     return attend
 
@@ -275,11 +276,11 @@ class OracleStage:
             return None
         trains = self.case.targets is None
         tied = model.config.tie_word_embeddings and self.case.is_first
+        softcap = getattr(model.config, "final_logit_softcapping", None)
         if tied:
-            return Head(model.get_input_embeddings().weight, None, None)
+            return Head(model.get_input_embeddings().weight, None, softcap)
         weight = torch.empty(self.vocab, self.width, dtype=kept)
         bias = torch.empty(self.vocab, dtype=kept) if model.config.model_type == "phi" else None
-        softcap = getattr(model.config, "final_logit_softcapping", None)
         return Head(
             nn.Parameter(weight, requires_grad=trains),
             None if bias is None else nn.Parameter(bias, requires_grad=trains),
@@ -336,7 +337,13 @@ def _cut_config(case: Case) -> Any:
     return config
 
 
-class _Run:
+class _Counter(Protocol):
+    now: int
+
+
+class OneStep:
+    """Forward and backward of all micro-batches, in the order of 1F1B or GPipe."""
+
     def __init__(self, stage: OracleStage) -> None:
         case = stage.case
         shape = (case.rows, case.seq_len, stage.width)
@@ -356,9 +363,10 @@ class _Run:
         self.waiting: dict[int, tuple[Tensor, Tensor, Tensor]] = {}
 
     def tensors(self) -> Iterator[Tensor]:
+        """Receive buffers and labels."""
         yield from (*self.received, *self.gradients, *self.labels)
 
-    def forward(self, part: int) -> None:
+    def _forward(self, part: int) -> None:
         given = self.received[part]
         if not self.case.is_first:
             given = given.detach().requires_grad_()
@@ -366,21 +374,22 @@ class _Run:
         loss = self.stage.loss(out, self.labels[part]) if self.labels else out
         self.waiting[part] = (loss, out, given)
 
-    def backward(self, part: int) -> None:
+    def _backward(self, part: int) -> None:
         loss, _, given = self.waiting.pop(part)
         loss.backward(None if self.case.is_last else self.gradients[part])  # type: ignore[no-untyped-call]
         given.grad = None
 
-    def step(self, counter: LiveBytes) -> int:
+    def step(self, counter: _Counter) -> int:
+        """Run it; returns what the counter says before the first backward."""
         parts, case = self.case.micro_batches, self.case
         # 1F1B refuses fewer micro-batches than stages: GPipe takes its place.
         waits = case.schedule == "gpipe" or parts < case.num_stages
         ahead = parts if waits else min(case.num_stages - case.stage, parts)
         for part in range(ahead):
-            self.forward(part)
+            self._forward(part)
         held = counter.now
         for part in range(parts):
-            self.backward(part)
+            self._backward(part)
             if part + ahead < parts:
-                self.forward(part + ahead)
+                self._forward(part + ahead)
         return held
