@@ -52,6 +52,8 @@ class Settings(BaseSettings):
     tokenize_seconds: Annotated[float, Field(gt=0)] = 900.0
     submit_wait_s: Annotated[float, Field(ge=0)] = 20.0
     """How long a submission waits for its data to be tokenized; later it waits as pending."""
+    serve_context_tokens: Annotated[int, Field(ge=16, le=1_048_576)] = 8192
+    """Context of a served model when none is asked for."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
 
     @field_validator("data")

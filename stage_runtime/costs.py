@@ -3,14 +3,17 @@
 Pure arithmetic on model facts: no torch, no network, no clock. The planner asks here before
 a job starts and the stage asks here again when it loads; both get one answer.
 Tensor terms are counted against real stages in tests; workspace is an allowance, not a count.
-Does not know quantized weights, mixtures of experts, compression and the KV cache yet.
+docs/memory.md says the formulas in words. Does not know compression; stage_runtime.kv_costs
+prices serving.
 """
 
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import accumulate
 
-from stage_runtime.layer_costs import NUMBER_BYTES, LayerCosts
+from stage_runtime.layer_costs import Kernels, LayerCosts
 from stage_runtime.model_facts import ModelFacts
+from stage_runtime.quantized_costs import NUMBER_BYTES, StoredWeights
 from transport.cards import CardKind
 from transport.orders import TrainSettings
 
@@ -33,6 +36,15 @@ class Device:
     kind: CardKind
     flash: bool = True
     """Shared key-value heads stay shared in the attention kernel (CUDA: from Ampere on)."""
+    grouped: bool | None = None
+    """Experts run in the grouped product; None = as flash, which CUDA has from the same cards."""
+
+    def kernels(self, number_bytes: int) -> Kernels:
+        """What computes a block in this format. CUDA's flash kernel takes 16 bits only."""
+        narrow_only = self.kind in ("cuda", "rocm")
+        shared = self.kind == "cpu" or (self.flash and (number_bytes == 2 or not narrow_only))
+        grouped = self.kind == "cpu" or self.flash if self.grouped is None else self.grouped
+        return Kernels(shared, grouped)
 
 
 @dataclass(frozen=True)
@@ -71,7 +83,9 @@ class Price:
 
     weights: int
     embeddings: int
-    """Input embeddings, head, and the receive buffers of all micro-batches."""
+    """Input embeddings, head, the receive buffers of all micro-batches, and the buffer in which
+    a quantized projection is unpacked.
+    """
     activations: int
     """At the peak; on a CPU card also what loading holds for a moment beyond a step's peak."""
     gradients: int
@@ -80,11 +94,13 @@ class Price:
     """The adapters themselves."""
     workspace: int
     """The device's context, kernels and fragments: an allowance that no tensor count shows."""
+    kv_cache: int = 0
+    """Keys and values of the context; serving only."""
 
     @property
     def tensor_bytes(self) -> int:
         """What a count of live tensors shows at the peak."""
-        held = self.weights + self.embeddings + self.lora + self.optimizer
+        held = self.weights + self.embeddings + self.kv_cache + self.lora + self.optimizer
         return held + self.activations + self.gradients
 
     @property
@@ -116,11 +132,18 @@ class Prices:
 
     facts: ModelFacts
     settings: TrainSettings
+    lean: bool = False
+    """Adapters keep each input once (see LayerCosts); peft as it is does not."""
 
     @cached_property
     def layer(self) -> LayerCosts:
         """Prices of one block."""
-        return LayerCosts(self.facts, self.settings)
+        return LayerCosts(self.facts, self.settings, self.lean)
+
+    @cached_property
+    def stored(self) -> StoredWeights:
+        """Weights as they lie in memory."""
+        return StoredWeights(self.facts, self.settings)
 
     @cached_property
     def rows(self) -> int:
@@ -137,20 +160,24 @@ class Prices:
         """One micro-batch of hidden states, as it crosses a boundary."""
         return self.tokens * self.facts.hidden * self.layer.number_bytes
 
-    @cached_property
-    def weight_bytes(self) -> int:
-        """Of one parameter in memory: a full fine-tune keeps float32 and computes in its format."""
-        return 4 if self.settings.method == "full" else NUMBER_BYTES[self.settings.dtype]
-
     def of(self, place: CardPlace, device: Device) -> Price:
-        """The price of a place on a card at the peak of a step."""
+        """The price of a place on a card at its peak: of a step, or of loading before it."""
+        price = self.at_step(place, device)
+        more = self._load_bytes(place, device) - price.tensor_bytes
+        if more <= 0:
+            return price
+        price = replace(price, activations=price.activations + more)
+        return with_workspace(price, device, self._kernel_bytes(place, device, price))
+
+    def at_step(self, place: CardPlace, device: Device) -> Price:
+        """The price at the peak of a step, whatever loading takes."""
         trained = self._trained_params(place)
         activations, gradients = self._peak(place, device, 4 * trained)
-        full = self.settings.method == "full"
+        full = self.layer.full
         tensors = 0 if full else place.num_layers * self.layer.adapter_tensors
         price = Price(
-            weights=self._weights(place),
-            embeddings=self._tables(place) + self._buffers(place),
+            weights=self.weights(place),
+            embeddings=self.tables(place) + self._buffers(place),
             activations=activations,
             gradients=gradients,
             # Two float32 moments for each parameter, and a step counter for each tensor.
@@ -158,10 +185,7 @@ class Prices:
             lora=0 if full else 4 * trained,
             workspace=0,
         )
-        more = self._load_bytes(place, device) - price.tensor_bytes
-        if more > 0:
-            price = replace(price, activations=price.activations + more)
-        return _with_workspace(price, device, self._kernel_bytes(place))
+        return with_workspace(price, device, self._kernel_bytes(place, device, price))
 
     def _load_bytes(self, place: CardPlace, device: Device) -> int:
         """The most that loading holds on a CPU card: a table as stored beside all that is read.
@@ -173,13 +197,34 @@ class Prices:
             return 0
         stored = NUMBER_BYTES.get(self.facts.stored_dtype or "float32", 4)
         late = self.facts.learned_positions or (place.heads and not self.facts.tied)
-        layers = self._weights(place) if late else 0
-        return layers + self._tables(place) + stored * self.facts.vocab * self.facts.hidden
+        layers = self.weights(place) if late else 0
+        return layers + self.tables(place) + stored * self.facts.vocab * self.facts.hidden
 
-    def _weights(self, place: CardPlace) -> int:
-        layers = self.facts.layer_params[place.first_layer : place.last_layer + 1]
+    def weights(self, place: CardPlace) -> int:
+        """Bytes of the layers on the card, and of the final norm."""
         norm = self.facts.final_norm_params if place.heads else 0
-        return self.weight_bytes * (sum(layers) + norm)
+        return _between(self._weights_until, place) + self.stored.number_bytes * norm
+
+    @cached_property
+    def _weights_until(self) -> list[int]:
+        """Bytes of the layers before each layer, and of all."""
+        layers = range(self.facts.num_layers)
+        return [0, *accumulate(self.stored.layer(layer) for layer in layers)]
+
+    @cached_property
+    def _params_until(self) -> list[int]:
+        return [0, *accumulate(self.facts.layer_params)]
+
+    @cached_property
+    def _blocks(self) -> dict[Kernels, "_Blocks"]:
+        return {}
+
+    def _blocks_on(self, device: Device) -> "_Blocks":
+        kernels = device.kernels(self.layer.number_bytes)
+        found = self._blocks.get(kernels)
+        if found is None:
+            found = self._blocks[kernels] = _Blocks.of(self.layer, self.rows, kernels)
+        return found
 
     def _table_params(self, place: CardPlace) -> int:
         shared = self.facts.tied and place.embeds and place.heads
@@ -190,8 +235,9 @@ class Prices:
             - table
         )
 
-    def _tables(self, place: CardPlace) -> int:
-        return self.weight_bytes * self._table_params(place)
+    def tables(self, place: CardPlace) -> int:
+        """Bytes of embeddings and head on the card; one table serves as both when it can."""
+        return self.stored.number_bytes * self._table_params(place)
 
     def _buffers(self, place: CardPlace) -> int:
         """Receive buffers of all micro-batches, live or not; token ids and targets at the ends."""
@@ -200,37 +246,62 @@ class Prices:
         ids = 8 * self.tokens
         taken = place.takes_input * (ids if first else self.hidden_bytes)
         given = place.gives_output * (ids if last else self.hidden_bytes)
-        return parts * (taken + given)
+        return parts * (taken + given) + (self.stored.buffer() if place.num_layers else 0)
 
     def _trained_params(self, place: CardPlace) -> int:
-        if self.settings.method == "lora":
+        if not self.layer.full:
             return place.num_layers * self.layer.adapter_params
-        layers = self.facts.layer_params[place.first_layer : place.last_layer + 1]
         norm = self.facts.final_norm_params if place.heads else 0
-        return sum(layers) + norm + self._table_params(place)
+        return _between(self._params_until, place) + norm + self._table_params(place)
 
     def _peak(self, place: CardPlace, device: Device, all_gradients: int) -> tuple[int, int]:
         """(activations, gradients) at the moment of a step in which they weigh most together."""
         live = live_micro_batches(self.settings, place.stage, place.num_stages)
-        each, top = self.held(place, device), self._top(place)
-        moments = [((live - 1) * each + self._table_gradient(place), all_gradients)]
-        if self.settings.micro_batches > live:
-            moments.append((live * each + top, all_gradients))
-        else:
+        each, top = self.held(place, device), self._top(place, device)
+        moments = [
+            ((live - 1) * each + self._table_gradient(place, first=True), all_gradients),
+            (self._update_copy(place, device), all_gradients),
+        ]
+        if self.settings.micro_batches > 1:
+            # A second backward finds all gradients, and one less waiting when none is to begin.
+            waiting = live - (self.settings.micro_batches == live)
+            again = self._table_gradient(place, first=False)
+            moments.append((waiting * each + top, all_gradients))
+            moments.append(((waiting - 1) * each + again, all_gradients))
+        if self.settings.micro_batches == live:
             # Every micro-batch waits before the first backward: gradients come, activations go.
-            layers = max(1, place.num_layers)
-            layer, others = each // layers, all_gradients - all_gradients // layers
+            layers, early = max(1, place.num_layers), all_gradients
+            if self.layer.full and place.embeds:
+                early -= 4 * self.facts.embedding_params  # theirs comes last
+            layer, others = each // layers, early - early // layers
             moments.append((live * each + top, 0))
             moments.append(((live - 1) * each + layer + top, others))
-            moments.append(((live - 1) * each + layer // 2, all_gradients))
+            moments.append(((live - 1) * each + self._block(place, device) // 2, early))
         return max(moments, key=sum)
 
-    def _table_gradient(self, place: CardPlace) -> int:
-        """A second whole gradient of the embeddings, before it is added to the first."""
+    def _update_copy(self, place: CardPlace, device: Device) -> int:
+        """What AdamW needs of its own while it steps: on a CPU card the root of a tensor's second
+        moments, twice; CUDA's fused kernel needs nothing.
+        """
+        return 2 * 4 * self._largest_trained(place) if device.kind == "cpu" else 0
+
+    def _largest_trained(self, place: CardPlace) -> int:
+        """Parameters of the largest tensor that trains on the card."""
+        largest = self.layer.largest_trained if place.num_layers else 0
+        if self.layer.full and (place.embeds or place.heads):
+            return max(largest, self.facts.vocab * self.facts.hidden)
+        return largest
+
+    def _table_gradient(self, place: CardPlace, *, first: bool) -> int:
+        """Whole gradients of the embeddings beside the one that stays: the new one before it is
+        added; where the table is the head as well, both parts and their sum.
+
+        first: it is the step's first micro-batch, whose gradient is the one that stays.
+        """
+        if not self.layer.full or not place.embeds:
+            return 0
         shared = self.facts.tied and place.heads
-        twice = place.embeds and (self.settings.micro_batches > 1 or shared)
-        full = self.settings.method == "full"
-        return 4 * self.facts.embedding_params if twice and full else 0
+        return 4 * (2 * shared + (not first)) * self.facts.embedding_params
 
     def held(self, place: CardPlace, device: Device) -> int:
         """Bytes that one micro-batch keeps on the card from its forward to its backward."""
@@ -245,21 +316,24 @@ class Prices:
         return max(0, kept)
 
     def _kept_by_layers(self, place: CardPlace, device: Device) -> int:
-        layers = range(place.first_layer, place.last_layer + 1)
         if self.settings.recompute:
-            return self.hidden_bytes * len(layers)
-        kept = sum(self._kept_by_layer(layer, device) for layer in layers)
-        if 0 in layers and self.settings.method == "lora":
+            ends = place.first_layer, place.last_layer
+            masks = self.layer.attention.mask_bytes(*ends, self.rows) if place.num_layers else 0
+            twice = 1 + (place.stage == 0 and self.layer.wide_stream_per_token > 0)
+            return twice * self.hidden_bytes * place.num_layers + masks
+        kept = _between(self._blocks_on(device).saved_until, place)
+        kept += place.num_layers * self._wide_stream(place)
+        if place.first_layer == 0 and place.num_layers and not self.layer.full:
             kept -= self.tokens * self.layer.unkept_by_first_block
         return kept
 
-    def _kept_by_layer(self, layer: int, device: Device) -> int:
-        return self.layer.saved_by_layer(layer, self.rows, flash=device.flash)
+    def _wide_stream(self, place: CardPlace) -> int:
+        return self.tokens * self.layer.wide_stream_per_token if place.stage == 0 else 0
 
     def _kept_by_loss(self) -> int:
         """Final norm, its output, the gradient made in forward, and the places of the targets."""
         norm = self.tokens * self.layer.final_norm_per_token
-        full = self.settings.method == "full"
+        full = self.layer.full
         head = 4 * self.facts.head_params if full else 0  # its gradient, made in forward too
         return norm + 2 * self.hidden_bytes + 8 * self.tokens + head
 
@@ -267,41 +341,89 @@ class Prices:
         if self.facts.learned_positions or not place.num_layers:
             return 0
         kinds = len(set(self.facts.layer_types[place.first_layer : place.last_layer + 1]))
-        kinds = kinds if self.facts.family.wide_norm else 1
+        kinds = kinds if self.facts.family.wide_norm and not self.facts.family.scores else 1
         size = 2 * self.settings.seq_len * self.facts.head_size
         return kinds * size * self.layer.number_bytes
 
-    def _top(self, place: CardPlace) -> int:
+    def _top(self, place: CardPlace, device: Device) -> int:
         """The most that a moment needs above what is kept: a block's backward, or the loss."""
-        top = self.tokens * self.layer.top_per_token if place.num_layers else 0
-        if self.settings.recompute and place.num_layers:
-            slides = self.layer.slides_in(place.first_layer, place.last_layer)
-            top += self.layer.saved_by_layer(slides, self.rows, flash=False)
+        if not place.num_layers:
+            return self._loss_top() if place.heads else 0
+        blocks = self._blocks_on(device)
+        top = blocks.top
+        if self.settings.recompute:
+            top = blocks.repeated_top + self._block(place, device)
         return max(top, self._loss_top()) if place.heads else top
+
+    def _block(self, place: CardPlace, device: Device) -> int:
+        """What the heaviest block of a place keeps for its backward."""
+        if not place.num_layers:
+            return 0
+        heaviest = self.layer.heaviest_in(place.first_layer, place.last_layer)
+        saved = self._blocks_on(device).saved_until
+        return saved[heaviest + 1] - saved[heaviest] + self._wide_stream(place)
 
     def _loss_top(self) -> int:
         chunk = min(self.settings.loss_chunk_tokens, self.tokens)
         # Float32 logits and their softmax; 16-bit layers take the gradient once more in 16 bits.
         # From the second chunk on, the gradient of the one before is still there.
-        each = 8 if self.layer.number_bytes == 4 else 10
-        each = 12 if self.tokens > chunk else each
+        alone, after = (8, 12) if self.layer.number_bytes == 4 else (10, 12)
+        if self.facts.family.scores == "softcap":
+            # The bent logits in both formats, and the bend's derivative.
+            alone, after = (20, 32) if self.layer.number_bytes == 4 else (14, 24)
+        each = after if self.tokens > chunk else alone
         weight = 0
-        if self.settings.method == "full":
+        if self.layer.full:
             # One chunk's product for the head's gradient; in 16 bits the head is cast as well.
             b = self.layer.number_bytes
             weight = (b if b == 4 else 2 * b) * self.facts.head_params
         return chunk * self.facts.vocab * each + self.hidden_bytes + weight
 
-    def _kernel_bytes(self, place: CardPlace) -> int:
-        """Buffers inside the attention's backward kernel, of one layer."""
-        per_token = 4 * self.facts.heads + 8 * self.facts.query_width
-        return self.tokens * per_token if place.num_layers else 0
+    def _kernel_bytes(self, place: CardPlace, device: Device, price: Price) -> int:
+        """Buffers inside kernels, which no count of tensors shows: in attention's backward; on a
+        CPU card the float32 copy that adding an adapter's output to a 16-bit one makes first, and
+        the float64 copy of a gradient whose norm is taken, when activations are gone.
+        """
+        if device.kind != "cpu":
+            per_token = 4 * self.facts.heads + 8 * self.facts.query_width
+            return self.tokens * per_token if place.num_layers else 0
+        widest = max((one.outputs for one in self.layer.adapted), default=0)
+        added = 4 * self.tokens * widest * (self.layer.number_bytes == 2 and place.num_layers > 0)
+        gone = price.activations + price.gradients - 4 * self._trained_params(place)
+        return max(added, 8 * self._largest_trained(place) - gone)
 
 
-def _with_workspace(price: Price, device: Device, kernel_bytes: int) -> Price:
+@dataclass(frozen=True)
+class _Blocks:
+    """What the blocks of a model take on one kind of card, in bytes of a micro-batch."""
+
+    saved_until: list[int]
+    """Kept by the layers before each layer, and by all."""
+    top: int
+    repeated_top: int
+
+    @classmethod
+    def of(cls, layer: LayerCosts, rows: int, kernels: Kernels) -> "_Blocks":
+        layers = range(layer.facts.num_layers)
+        by_mask: dict[bool, int] = {}
+        for i in layers:
+            masked = layer.attention.is_masked(i)
+            if masked not in by_mask:
+                by_mask[masked] = layer.saved_by_layer(i, rows, kernels)
+        saved = accumulate(by_mask[layer.attention.is_masked(i)] for i in layers)
+        return cls([0, *saved], layer.top(rows, kernels), layer.repeated_top(rows, kernels))
+
+
+def _between(until: list[int], place: CardPlace) -> int:
+    """The sum over a place's layers; 0 when it has none."""
+    return until[place.last_layer + 1] - until[place.first_layer]
+
+
+def with_workspace(price: Price, device: Device, kernel_bytes: int) -> Price:
+    """The price with the allowance for what no tensor count shows, kernels' own included."""
     tensors = price.tensor_bytes
     if device.kind == "cpu":
-        workspace = CPU_MARGIN_BYTES + int(CPU_FRAGMENTS * tensors)
+        workspace = CPU_MARGIN_BYTES + int(CPU_FRAGMENTS * tensors) + kernel_bytes
     else:
         workspace = GPU_CONTEXT_BYTES + int(GPU_FRAGMENTS * tensors) + kernel_bytes
     return replace(price, workspace=workspace)

@@ -1,10 +1,12 @@
-"""The model families that train here: their module names, and how their blocks are built.
+"""The model families that are known here: their module names, and how their blocks are built.
 
 A table and nothing else. Torch-free: the planner reads it too. Names are those of transformers'
-classes; a family that is not here is refused by name (stage_runtime.model_facts).
+classes; a family that is not here is refused by name (stage_runtime.model_facts). FAMILIES train;
+PRICED are priced as well, and refused for jobs until the engine is certified for them.
 """
 
 from dataclasses import dataclass
+from typing import Literal
 
 
 @dataclass(frozen=True)
@@ -43,6 +45,14 @@ class Family:
     head_bias: bool = False
     dropout_keys: tuple[str, ...] = ()
     """Configuration keys of dropouts that training here sets to 0."""
+    experts: bool = False
+    """The feed-forward is a mixture: a router, and experts fused into two weights."""
+    clamped_experts: bool = False
+    """The experts have biases, and bound gate and up before they multiply (gpt-oss)."""
+    scores: Literal["", "softcap", "sinks"] = ""
+    """Why no fused kernel computes the attention: whole scores exist then. "" = one does."""
+    trainable: bool = True
+    """Whether the stage engine is certified for it. If not, it is priced and shown, never run."""
 
 
 _QKVO = ("q_proj", "k_proj", "v_proj", "o_proj")
@@ -62,13 +72,32 @@ def _llama(**changes: object) -> Family:
     return Family(**(values | changes))  # type: ignore[arg-type]
 
 
-FAMILIES: dict[str, Family] = {
+PRICED: dict[str, Family] = {
     "llama": _llama(),
     "mistral": _llama(),
     "qwen2": _llama(qkv_bias=True),
     "qwen3": _llama(qk_norm=True),
     "gemma3_text": _llama(
         norms=4, qk_norm=True, wide_norm=True, tied_by_default=True, activation="gelu_pytorch_tanh"
+    ),
+    "gemma2": _llama(
+        norms=4,
+        wide_norm=True,
+        tied_by_default=True,
+        activation="gelu_pytorch_tanh",
+        scores="softcap",
+        trainable=False,
+    ),
+    "mixtral": _llama(mlp=(), experts=True, trainable=False),
+    "qwen3_moe": _llama(mlp=(), qk_norm=True, experts=True, trainable=False),
+    "gpt_oss": _llama(
+        mlp=(),
+        bias=True,
+        wide_norm=True,
+        experts=True,
+        clamped_experts=True,
+        scores="sinks",
+        trainable=False,
     ),
     "gpt2": Family(
         layers="transformer.h",
@@ -119,3 +148,6 @@ FAMILIES: dict[str, Family] = {
         dropout_keys=("attention_dropout", "embd_pdrop", "resid_pdrop"),
     ),
 }
+
+FAMILIES: dict[str, Family] = {name: one for name, one in PRICED.items() if one.trainable}
+"""Those that train."""

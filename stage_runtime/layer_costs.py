@@ -1,8 +1,8 @@
 """What one block keeps for its backward, byte by byte, and what it needs for a moment on top.
 
 Pure arithmetic on model facts. Counted against the real classes of transformers and peft
-(tests/unit/stage_runtime/test_costs.py): every term is a tensor that autograd saves.
-Memory inside kernels is not counted here: it is workspace (stage_runtime.costs).
+(tests/oracle/memory_oracle.py): every term is a tensor that autograd saves. Memory inside kernels
+is not counted here: it is workspace (stage_runtime.costs).
 
 h hidden width, f feed-forward width, q heads x head size, kv key-value heads x head size,
 b bytes of one number in the layers' format; all terms below are bytes per token.
@@ -11,10 +11,11 @@ b bytes of one number in the layers' format; all terms below are bytes per token
 from dataclasses import dataclass
 from functools import cached_property
 
+from stage_runtime.attention_costs import AttentionCosts
+from stage_runtime.expert_costs import ExpertCosts
 from stage_runtime.model_facts import Linear, ModelFacts
+from stage_runtime.quantized_costs import NUMBER_BYTES, StoredWeights
 from transport.orders import TrainSettings
-
-NUMBER_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 # Tensors of feed-forward width that each activation keeps for backward.
 _ACTIVATION_KEEPS = {
@@ -30,16 +31,33 @@ _UNKNOWN_ACTIVATION_KEEPS = 7
 
 
 @dataclass(frozen=True)
+class Kernels:
+    """Which kernels a card computes a block with."""
+
+    shared_heads: bool = True
+    """Attention takes shared key-value heads as they are; else they are repeated first."""
+    grouped: bool = True
+    """Experts run in the grouped product; else in transformers' fallback."""
+
+
+@dataclass(frozen=True)
 class LayerCosts:
     """Prices of one block of a model under one job's settings."""
 
     facts: ModelFacts
     settings: TrainSettings
+    lean: bool = False
+    """Adapters keep each input once, in the layers' format; peft copies it to float32 each time."""
 
     @cached_property
     def number_bytes(self) -> int:
         """Bytes of one number of weights and activations."""
         return NUMBER_BYTES[self.settings.dtype]
+
+    @cached_property
+    def full(self) -> bool:
+        """Whether every weight trains."""
+        return self.settings.method == "full"
 
     @cached_property
     def adapted(self) -> tuple[Linear, ...]:
@@ -53,8 +71,7 @@ class LayerCosts:
     @cached_property
     def adapter_params(self) -> int:
         """Adapter parameters of one layer."""
-        rank = self.settings.lora.rank if self.settings.lora else 0
-        return sum(rank * (one.inputs + one.outputs) for one in self.adapted)
+        return sum(self._rank * (one.inputs + one.outputs) for one in self.adapted)
 
     @cached_property
     def adapter_tensors(self) -> int:
@@ -62,10 +79,19 @@ class LayerCosts:
         return 2 * len(self.adapted)
 
     @cached_property
+    def largest_trained(self) -> int:
+        """Parameters of the largest tensor of a block that trains."""
+        if not self.full:
+            return max((self._rank * max(a.inputs, a.outputs) for a in self.adapted), default=0)
+        experts = self.facts.experts
+        fused = 2 * experts.count * experts.width * self.facts.hidden if experts else 0
+        return max(fused, *(one.inputs * one.outputs for one in self.facts.linears))
+
+    @cached_property
     def saved_per_token(self) -> int:
-        """Kept from a block's forward until its backward, without recompute."""
-        saved = self._norms() + self._attention() + self._feed_forward()
-        return saved + (self._adapters() if self.settings.method == "lora" else self._inputs())
+        """Kept from a block's forward until its backward, without recompute or experts."""
+        saved = self._norms() + self.attention.saved_per_token() + self._dense()
+        return saved + (self._inputs() if self.full else self._adapters())
 
     @cached_property
     def unkept_by_first_block(self) -> int:
@@ -75,7 +101,7 @@ class LayerCosts:
         norm = _norm(self.facts, self.facts.hidden, self.number_bytes)
         if not self.facts.parallel or self._adapts(self.facts.family.mlp):
             return norm
-        return self._norms() + self._feed_forward()
+        return self._norms() + self._dense()
 
     @cached_property
     def keeps_input(self) -> bool:
@@ -87,55 +113,127 @@ class LayerCosts:
     @cached_property
     def final_norm_per_token(self) -> int:
         """Kept by the norm before the head."""
-        full = self.settings.method == "full" and self.facts.family.rms_norm
         norm = _norm(self.facts, self.facts.hidden, self.number_bytes)
-        return norm + 4 * self.facts.hidden * full
-
-    def slides_in(self, first: int, last: int) -> int:
-        """A sliding layer of these, if there is one; else the first."""
-        layers = range(first, last + 1)
-        return next((i for i in layers if self._masked(i)), first)
-
-    def saved_by_layer(self, layer: int, rows: int, *, flash: bool = True) -> int:
-        """Bytes that a layer keeps for one micro-batch of `rows` sequences.
-
-        flash: shared key-value heads stay shared in the kernel. Where not, and wherever there is
-        a mask, they are repeated first.
-        """
-        seq_len = self.settings.seq_len
-        saved = rows * seq_len * self.saved_per_token
-        masked = self._masked(layer)
-        if masked:
-            # The boolean mask becomes a bias in the layers' format, and the kernel keeps it.
-            saved += rows * seq_len * seq_len * self.number_bytes
-        if masked or not flash:
-            repeated = 2 * (self.facts.query_width - self.facts.kv_width)
-            saved += rows * seq_len * repeated * self.number_bytes
-        return saved + self._cast_weights()
-
-    def _masked(self, layer: int) -> bool:
-        window = self.facts.window
-        slides = self.facts.layer_types[layer] == "sliding_attention"
-        return slides and window is not None and self.settings.seq_len >= window
-
-    def _cast_weights(self) -> int:
-        """A full fine-tune in 16 bits keeps each micro-batch's own 16-bit copy of the weights."""
-        if self.settings.method == "lora" or self.number_bytes == 4:
-            return 0
-        return 2 * sum(one.params for one in self.facts.linears)
+        return norm + 4 * self.facts.hidden * (self.full and self.facts.family.rms_norm)
 
     @cached_property
-    def top_per_token(self) -> int:
-        """Needed for a moment in a block's backward, above what is kept."""
+    def attention(self) -> AttentionCosts:
+        """Prices of the block's attention."""
+        autocast = self.full and self.number_bytes == 2
+        return AttentionCosts(self.facts, self.number_bytes, self.settings.seq_len, autocast)
+
+    @cached_property
+    def experts(self) -> ExpertCosts | None:
+        """Prices of the block's mixture; None when its feed-forward is dense."""
+        mixture = self.facts.experts
+        # Their product knows no autocast: float32 weights compute in float32.
+        number_bytes = 4 if self.full else self.number_bytes
+        if mixture is None:
+            return None
+        return ExpertCosts(self.facts, mixture, number_bytes, self.full)
+
+    def heaviest_in(self, first: int, last: int) -> int:
+        """A layer with a mask of these, if there is one; else the first."""
+        layers = range(first, last + 1)
+        return next((i for i in layers if self.attention.is_masked(i)), first)
+
+    def saved_by_layer(self, layer: int, rows: int, kernels: Kernels) -> int:
+        """Bytes that a layer keeps for one micro-batch of `rows` sequences."""
+        tokens = rows * self.settings.seq_len
+        saved = tokens * (self.saved_per_token + self._mixed(kernels))
+        shared = kernels.shared_heads
+        saved += self.attention.saved_by_layer(layer, rows, shared=shared)
+        if self.facts.family.joined_rotary and not shared and self._keeps_output():
+            saved -= tokens * self.number_bytes * self.facts.query_width  # no copy of it here
+        return saved + self._own_weights()
+
+    def repeated_top(self, rows: int, kernels: Kernels) -> int:
+        """The same when the block is computed again first."""
+        tokens, b = rows * self.settings.seq_len, self.number_bytes
+        # In float32 the block's first norm keeps the saved input itself, not one more copy.
+        twice = tokens * b * self.facts.hidden * (b == 4 and not self.full)
+        return max(self.top(rows, kernels), tokens * self._repeated_top()) - twice
+
+    def top(self, rows: int, kernels: Kernels) -> int:
+        """Bytes needed for a moment in a block's backward, above what is kept."""
+        tokens = rows * self.settings.seq_len
+        if self.experts is not None:
+            top = self.experts.top(tokens, grouped=kernels.grouped)
+        else:
+            top = tokens * self._dense_top() + self._weight_gradient()
+        scores = self.attention.scores_top(tokens)
+        if not scores:
+            return top
+        # Backward of the scores begins when the feed-forward after them is gone.
+        gone = self._dense() + self._mixed(kernels) + self._norms() // 2
+        return max(top, scores - tokens * gone)
+
+    @property
+    def _rank(self) -> int:
+        return self.settings.lora.rank if self.settings.lora else 0
+
+    def _own_weights(self) -> int:
+        """Copies of weights that every micro-batch keeps for itself: a full fine-tune in 16 bits
+        casts its float32 weights, and experts in 4 bits are unpacked.
+        """
+        if not self.full:
+            return StoredWeights(self.facts, self.settings).expert_copies()
+        return 0 if self.number_bytes == 4 else 2 * sum(one.params for one in self.facts.linears)
+
+    def _mixed(self, kernels: Kernels) -> int:
+        return self.experts.saved_per_token(grouped=kernels.grouped) if self.experts else 0
+
+    def _dense_top(self) -> int:
+        """Gradients of feed-forward width that exist at once."""
         facts, b = self.facts, self.number_bytes
-        hidden, ffn = facts.hidden, facts.ffn
-        if self._adapts(facts.family.mlp):
-            return 8 * ffn if b == 4 else 6 * ffn + 2 * hidden * facts.family.gated
+        hidden, ffn, wide = facts.hidden, facts.ffn, facts.family.wide_norm
         simple = not facts.family.gated and self._activation_keeps() == 1
+        if self.full:
+            return (1 if simple else 2) * b * ffn - (8 * hidden if wide and b == 2 else 0)
+        if self._adapts(facts.family.mlp):
+            return self._adapted_top()
         top = (2 if simple else 3) * b * ffn
-        if facts.family.wide_norm:
+        if wide:
             return max(top - 4 * hidden, 20 * hidden if b == 2 else 0)
         return top
+
+    def _adapted_top(self) -> int:
+        """The same where the feed-forward carries adapters: a gradient and its float32 twin for
+        each, less the float32 copy of the last projection's input, which is gone by then.
+        """
+        facts, b = self.facts, self.number_bytes
+        hidden, ffn, wide = facts.hidden, facts.ffn, facts.family.wide_norm
+        ins, out = self._adapts(facts.family.mlp[:-1]), self._adapts(facts.family.mlp[-1:])
+        if b == 4:
+            return (8 if out else 12) * ffn - 4 * hidden * wide
+        if self.lean:
+            return 4 * ffn + 2 * hidden
+        if not facts.family.gated:
+            simple = self._activation_keeps() == 1
+            return 5 * ffn if out else (8 * ffn + 2 * hidden if simple else 6 * ffn)
+        moments = [20 * hidden] if wide else [0]
+        if ins:
+            moments.append(8 * ffn - 4 * ffn * out + 4 * hidden * (not wide))
+        if out:
+            moments.append(2 * ffn + 14 * hidden - 4 * hidden * wide)
+        return max(moments)
+
+    def _repeated_top(self) -> int:
+        """At the end of a block's second forward, where its adapters' float32 outputs still are."""
+        facts = self.facts
+        if self.full or self.lean or self.number_bytes == 4 or not self._adapts(facts.family.mlp):
+            return 0
+        if not facts.family.gated:
+            both = self._adapts(facts.family.mlp[:-1]) and self._activation_keeps() == 1
+            return 6 * facts.ffn * both
+        wide = facts.family.wide_norm
+        if not self._adapts(facts.family.mlp[-1:]):
+            return 8 * facts.ffn + 4 * facts.hidden
+        return 4 * facts.ffn + (10 - 4 * wide) * facts.hidden
+
+    def _weight_gradient(self) -> int:
+        """A projection's gradient in the layers' format, before it is added up in float32."""
+        return self.number_bytes * self.largest_trained if self.full else 0
 
     def _norms(self) -> int:
         facts, b = self.facts, self.number_bytes
@@ -146,23 +244,16 @@ class LayerCosts:
             norms = facts.family.norms * _norm(facts, facts.hidden, b)
         if facts.family.qk_norm:
             norms += 4 * (facts.query_width + facts.kv_width) + 4 * (facts.heads + facts.kv_heads)
-        if self.settings.method == "full" and facts.family.rms_norm:
+        if self.full and facts.family.rms_norm:
             kept = 4 if facts.family.wide_norm else b
             norms += kept * facts.family.norms * facts.hidden
             if facts.family.qk_norm:
                 norms += kept * (facts.query_width + facts.kv_width)
         return norms
 
-    def _attention(self) -> int:
-        """Queries, keys, values, the output, and one float32 sum a head."""
-        facts, b = self.facts, self.number_bytes
-        queries, keys = facts.query_width, facts.kv_width
-        kept = b * (2 * queries + 2 * keys) + 4 * facts.heads
-        if facts.family.fused_qkv and facts.family.joined_rotary:
-            kept += b * (queries + keys)  # the values keep the whole fused projection alive
-        return kept
-
-    def _feed_forward(self) -> int:
+    def _dense(self) -> int:
+        if self.facts.experts is not None:
+            return 0
         gate = 2 if self.facts.family.gated else 0
         return self.number_bytes * self.facts.ffn * (self._activation_keeps() + gate)
 
@@ -174,37 +265,60 @@ class LayerCosts:
         return any(one.name in targets for one in self.adapted)
 
     def _adapters(self) -> int:
-        """What the adapters keep: their float32 input, and the output of A."""
-        facts = self.facts
-        rank = self.settings.lora.rank if self.settings.lora else 0
-        kept = 4 * rank * len(self.adapted)
-        if self.number_bytes == 2:
+        """What the adapters keep: their input, and the output of A."""
+        facts, b = self.facts, self.number_bytes
+        number = b if self.lean else 4
+        kept = number * self._rank * len(self.adapted)
+        if b == 2 and not self.lean:
             # peft copies the input to float32 once for each adapted projection.
             return kept + 4 * sum(one.inputs for one in self.adapted)
         ins = sum(self._adapts(f[:-1]) for f in (facts.family.attention, facts.family.mlp))
-        kept += 4 * facts.hidden * min(ins, facts.family.norms)
-        if self._adapts(facts.family.attention[-1:]) and facts.family.joined_rotary:
-            kept += 4 * facts.query_width
+        kept += b * facts.hidden * min(ins, facts.family.norms)
+        copied = facts.family.joined_rotary or bool(facts.family.scores)
+        if self._keeps_output() and copied:
+            kept += b * facts.query_width
         if self._adapts(facts.family.mlp[-1:]):
-            kept += 4 * facts.ffn
+            kept += b * facts.ffn
         return kept
+
+    def _keeps_output(self) -> bool:
+        """Whether the last projection of the attention keeps its input as it is."""
+        adapted = self._adapts(self.facts.family.attention[-1:])
+        return self.full or (adapted and (self.lean or self.number_bytes == 4))
 
     def _inputs(self) -> int:
         """What trainable projections keep: their inputs, where nobody else keeps them."""
         facts, b = self.facts, self.number_bytes
-        copied = facts.query_width if facts.family.joined_rotary else 0
-        norm_outputs = 1 if facts.family.norms == 1 else 2
-        return b * (norm_outputs * facts.hidden + copied + facts.ffn) + self._autocast_inputs()
+        copied = facts.family.joined_rotary or bool(facts.family.scores)
+        norm_outputs = 1 if facts.family.norms == 1 or facts.experts else 2
+        ffn = 0 if facts.experts else facts.ffn
+        kept = b * (norm_outputs * facts.hidden + facts.query_width * copied + ffn)
+        return kept + self._autocast_inputs()
+
+    @cached_property
+    def wide_stream_per_token(self) -> int:
+        """More that a block keeps where the embeddings are float32 and it computes in 16 bits: on
+        the first stage of such a full fine-tune the residual stream is float32.
+        """
+        facts, hidden = self.facts, self.facts.hidden
+        if not self.full or self.number_bytes == 4:
+            return 0
+        readers = (1 if facts.family.fused_qkv else 3) + (2 if facts.family.gated else 1)
+        outputs = 1 if facts.family.norms == 1 else 2
+        casts = 2 * hidden * (readers - outputs)
+        if facts.family.wide_norm:
+            return casts
+        if facts.family.rms_norm:
+            return 2 * hidden * facts.family.norms  # the casts are there on every stage
+        return 2 * hidden * (1 if facts.parallel else facts.family.norms) + casts
 
     def _autocast_inputs(self) -> int:
-        """What float32 weights that compute in 16 bits add: a norm's output is float32 there, and
-        every projection casts it for itself; LayerNorm casts its own input too.
+        """What float32 weights that compute in 16 bits add: an RMSNorm's output is float32 there,
+        and every projection casts it for itself.
         """
         facts = self.facts
-        if self.number_bytes == 4 or facts.parallel or facts.family.wide_norm:
+        if self.number_bytes == 4 or facts.family.wide_norm or not facts.family.rms_norm:
             return 0
-        if not facts.family.rms_norm:
-            return 4 * facts.hidden
         readers = (1 if facts.family.fused_qkv else 3) + (2 if facts.family.gated else 1)
         return 2 * facts.hidden * (readers - facts.family.norms)
 

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from stage_runtime.families import FAMILIES, Family
+from stage_runtime.families import FAMILIES, PRICED, Family
 from transport.errors import SwarmError
 
 MAX_LAYERS = 1024
@@ -31,6 +31,27 @@ class Linear:
     def params(self) -> int:
         """Weights and bias."""
         return self.inputs * self.outputs + (self.outputs if self.bias else 0)
+
+
+@dataclass(frozen=True)
+class ExpertFacts:
+    """The mixture in a block's feed-forward."""
+
+    count: int
+    per_token: int
+    """Experts that each token runs."""
+    width: int
+    """Feed-forward width of one expert."""
+    bias: bool
+
+    def weight_params(self, hidden: int) -> int:
+        """Of all experts of a block, without biases: gate, up and down, fused into two tensors."""
+        return 3 * self.count * self.width * hidden
+
+    def params(self, hidden: int) -> int:
+        """Of a block: experts, their biases, and the router."""
+        biases = self.count * (2 * self.width + hidden) + self.count if self.bias else 0
+        return self.weight_params(hidden) + biases + self.count * hidden
 
 
 @dataclass(frozen=True)
@@ -71,6 +92,8 @@ class ModelFacts:
     """Of the output head, counted also when it is tied."""
     stored_dtype: str | None
     """Number format that the configuration names for the files."""
+    experts: ExpertFacts | None = None
+    """Of every block; None when the feed-forward is dense."""
 
     @property
     def query_width(self) -> int:
@@ -117,6 +140,33 @@ def facts_from_config(config: Mapping[str, Any]) -> ModelFacts:
         SwarmError: invalid-input; the family is not offered, the repository brings its own code,
             or a size is missing or absurd. Names the families that work.
     """
+    facts = priced_facts(config)
+    refuse_untrained(facts)
+    return facts
+
+
+def refuse_untrained(facts: ModelFacts) -> None:
+    """Refuse a family that is priced and shown in plans, but that no stage runs yet.
+
+    Raises:
+        SwarmError: invalid-input; names the families that work.
+    """
+    if not facts.family.trainable:
+        works = sorted(FAMILIES)
+        raise SwarmError(
+            "invalid-input",
+            f"models of the family {facts.model_type!r} are priced here, but not trained yet",
+            hint=f"the families that train are {', '.join(works)}",
+            facts={"families": works},
+        )
+
+
+def priced_facts(config: Mapping[str, Any]) -> ModelFacts:
+    """Facts of any family whose memory is known, also of those that no stage runs yet.
+
+    Raises:
+        SwarmError: as facts_from_config, but for families that are only priced.
+    """
     config = _text_part(config)
     model_type, family = _family(config)
     hidden = _size(config, ("hidden_size", "n_embd"), MAX_WIDTH)
@@ -124,6 +174,7 @@ def facts_from_config(config: Mapping[str, Any]) -> ModelFacts:
     kv_heads = _size(config, ("num_key_value_heads",), 4096, default=heads)
     head_size = _size(config, ("head_dim",), 8192, default=_default_head(model_type, hidden, heads))
     ffn = _size(config, ("intermediate_size", "n_inner"), MAX_WIDTH, default=4 * hidden)
+    experts = _experts(config, family, ffn) if family.experts else None
     layers = _size(config, ("num_hidden_layers", "n_layer"), MAX_LAYERS)
     vocab = _size(config, ("vocab_size",), MAX_VOCAB)
     positions = _optional_size(config, ("max_position_embeddings", "n_positions"))
@@ -134,6 +185,8 @@ def facts_from_config(config: Mapping[str, Any]) -> ModelFacts:
     norm = hidden * (1 if family.rms_norm else 2)
     layer = sum(one.params for one in linears) + family.norms * norm
     layer += 2 * head_size if family.qk_norm else 0
+    layer += experts.params(hidden) if experts else 0
+    layer += heads if family.scores == "sinks" else 0
     learned = model_type == "gpt2"
     return ModelFacts(
         model_type=model_type,
@@ -158,6 +211,7 @@ def facts_from_config(config: Mapping[str, Any]) -> ModelFacts:
         final_norm_params=norm,
         head_params=vocab * hidden + (vocab if family.head_bias else 0),
         stored_dtype=_stored_dtype(config),
+        experts=experts,
     )
 
 
@@ -188,7 +242,7 @@ def _family(config: Mapping[str, Any]) -> tuple[str, Family]:
             hint=f"take a model of one of these families: {works}",
         )
     model_type = config.get("model_type")
-    if not isinstance(model_type, str) or model_type not in FAMILIES:
+    if not isinstance(model_type, str) or model_type not in PRICED:
         raise SwarmError(
             "invalid-input",
             f"models of the family {str(model_type)[:64]!r} cannot be trained here",
@@ -201,7 +255,7 @@ def _family(config: Mapping[str, Any]) -> tuple[str, Family]:
             "this repository's weights are stored quantized",
             hint="name the repository that holds the 16-bit or 32-bit weights",
         )
-    return model_type, FAMILIES[model_type]
+    return model_type, PRICED[model_type]
 
 
 def _size(
@@ -225,7 +279,24 @@ def _optional_size(config: Mapping[str, Any], keys: tuple[str, ...]) -> int | No
 
 def _default_head(model_type: str, hidden: int, heads: int) -> int:
     """Head size when config.json has none: transformers' own defaults."""
-    return {"qwen3": 128, "gemma3_text": 256}.get(model_type, max(1, hidden // heads))
+    told = {"qwen3": 128, "gemma2": 256, "gemma3_text": 256, "gpt_oss": 64}
+    return told.get(model_type, max(1, hidden // heads))
+
+
+def _experts(config: Mapping[str, Any], family: Family, ffn: int) -> ExpertFacts:
+    if config.get("mlp_only_layers") or config.get("decoder_sparse_step", 1) != 1:
+        raise SwarmError(
+            "invalid-input",
+            "only some layers of this model are mixtures of experts, which is not priced here",
+            hint="take a model whose layers are alike",
+        )
+    count = _size(config, ("num_local_experts", "num_experts"), 65536)
+    return ExpertFacts(
+        count=count,
+        per_token=_size(config, ("num_experts_per_tok",), count),
+        width=_size(config, ("moe_intermediate_size",), MAX_WIDTH, default=ffn),
+        bias=family.clamped_experts,
+    )
 
 
 def _refuse_odd_heads(heads: int, kv_heads: int) -> None:
@@ -241,7 +312,7 @@ def _refuse_odd_heads(heads: int, kv_heads: int) -> None:
 def _linears(family: Family, widths: _Widths, config: Mapping[str, Any]) -> list[Linear]:
     qkv_bias = family.qkv_bias or family.bias or bool(config.get("attention_bias"))
     out_bias = family.bias or bool(config.get("attention_bias"))
-    if family.fused_qkv and config.get("attention_bias") is False:
+    if config.get("attention_bias") is False and (family.fused_qkv or family.experts):
         qkv_bias = out_bias = False
     mlp_bias = family.bias or bool(config.get("mlp_bias"))
     hidden, ffn, query, kv = widths.hidden, widths.ffn, widths.query, widths.kv
@@ -258,6 +329,8 @@ def _linears(family: Family, widths: _Widths, config: Mapping[str, Any]) -> list
             Linear(names[2], hidden, kv, qkv_bias),
             Linear(names[3], query, hidden, out_bias),
         ]
+    if not family.mlp:
+        return attention
     ins = [Linear(name, hidden, ffn, mlp_bias) for name in family.mlp[:-1]]
     return [*attention, *ins, Linear(family.mlp[-1], ffn, hidden, mlp_bias)]
 
@@ -267,7 +340,9 @@ def _attention_layout(
 ) -> tuple[int | None, tuple[str, ...]]:
     """(window, type of each layer), with transformers' defaults where config.json is silent."""
     window = _optional_size(config, ("sliding_window",))
-    if model_type in ("qwen2", "qwen3") and not config.get("use_sliding_window"):
+    if window is None and "sliding_window" not in config:
+        window = {"gemma2": 4096, "gpt_oss": 128}.get(model_type)
+    if model_type in ("qwen2", "qwen3", "qwen3_moe") and not config.get("use_sliding_window"):
         window = None
     told = config.get("layer_types")
     if isinstance(told, list) and len(told) >= layers:
@@ -275,11 +350,14 @@ def _attention_layout(
     elif model_type == "gemma3_text":
         every = _optional_size(config, ("sliding_window_pattern",)) or 6
         types = tuple(_kind((i + 1) % every != 0) for i in range(layers))
+    elif model_type in ("gemma2", "gpt_oss"):
+        types = tuple(_kind(i % 2 == 0) for i in range(layers))
     elif model_type in ("qwen2", "qwen3"):
         start = _optional_size(config, ("max_window_layers",)) or 28
         types = tuple(_kind(window is not None and i >= start) for i in range(layers))
     else:
-        types = (_kind(model_type == "mistral" and window is not None),) * layers
+        all_slide = model_type in ("mistral", "mixtral", "qwen3_moe") and window is not None
+        types = (_kind(all_slide),) * layers
     return (window if "sliding_attention" in types else None), types
 
 

@@ -69,6 +69,10 @@ class TrainSettings(Model):
     backend: Literal["swarm", "gloo", "nccl"]
     loss_chunk_tokens: Positive
     """Tokens of logits that exist at once in the loss."""
+    quantization: Literal["none", "int8", "nf4"] = "none"
+    """How the frozen projections are stored; they compute in dtype. nf4 has its scales quantized
+    once more (double quantization). Only with method "lora".
+    """
 
 
 class TokenFile(Model):

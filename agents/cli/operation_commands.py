@@ -125,7 +125,7 @@ def _parameter(name: str, field: FieldInfo, operation: Operation) -> click.Param
         return click.Option([flag, name], type=click.Choice(get_args(kind)), help=text)
     if get_origin(kind) is list:
         return click.Option([flag, name], multiple=True, help=text + " May be repeated.")
-    if isinstance(kind, type) and issubclass(kind, BaseModel):
+    if _is_document(kind):
         return click.Option([flag, name], metavar="FILE|-", help=text or "JSON or YAML.")
     metavar = {int: "N", float: "X"}.get(kind, "TEXT") if isinstance(kind, type) else "TEXT"
     return click.Option([flag, name], metavar=metavar, help=text)
@@ -134,7 +134,7 @@ def _parameter(name: str, field: FieldInfo, operation: Operation) -> click.Param
 def _json_value(value: Any, annotation: Any) -> Any:
     """What a word of the command line means; a wrong one stays as it is, to be refused by name."""
     kind = _plain(annotation)
-    if isinstance(kind, type) and issubclass(kind, BaseModel):
+    if _is_document(kind):
         return read_job_file(str(value)).values
     if isinstance(value, tuple):
         return list(value)
@@ -144,6 +144,11 @@ def _json_value(value: Any, annotation: Any) -> Any:
         except ValueError:
             return value
     return value
+
+
+def _is_document(kind: Any) -> bool:
+    """Whether a field is a whole document, given as a file."""
+    return get_origin(kind) is dict or (isinstance(kind, type) and issubclass(kind, BaseModel))
 
 
 def _plain(annotation: Any) -> Any:

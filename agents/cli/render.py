@@ -18,8 +18,9 @@ from transport.api.buckets import BucketsListed, ModelExported, ModelsListed
 from transport.api.fellows import FellowsListed, FellowView
 from transport.api.jobs import Evaluation, JobsListed, JobsLogged, JobsRecorded, JobView
 from transport.api.operation import Answer
-from transport.api.plans import PlanView
+from transport.api.plans import Offer, PlannedCard, PlanView
 from transport.api.pools import ClusterView, InviteView, PoolsListed, TokensListed, TokenView
+from transport.api.serving import ServePlanView
 from transport.units import human_bytes, human_seconds
 
 DASH = "–"
@@ -76,24 +77,64 @@ def plan_text(plan: PlanView) -> RenderableType:
     parts: list[RenderableType] = [title]
     if plan.layout.stages:
         parts.append(_plan_stages(plan))
-    parts += [
-        Text(f"  left out: {clean(card.hostname, 60)} ({clean(card.name, 60)}): {card.reason}")
-        for card in plan.cards
-        if not card.used
-    ]
+    parts += [_left_out(card) for card in plan.cards if not card.used]
     parts += [_line("Chosen", f"{c.setting} {_value(c.value)}: {c.reason}") for c in plan.chosen]
     if plan.data is not None and plan.data.batches is not None:
         passes = f", {plan.data.passes:.2g} passes" if plan.data.passes is not None else ""
         words = f"{plan.data.bucket}: {plan.data.tokens} tokens, {plan.data.batches} batches"
         parts.append(_line("Data", words + passes))
     parts += [_line("Limit", plan.layout.limit)] if plan.layout.limit else []
-    if plan.layout.step_s is not None:
-        told = f"{human_seconds(plan.layout.step_s)} ({plan.layout.step_is})"
-        parts.append(_line("Step", told))
+    readers = ", ".join(stage.hostname for stage in plan.layout.stages if stage.sees_tokens)
+    parts += [_line("Tokens", f"seen by {readers}")] if readers else []
+    parts += [_line("Step", _step(plan))] if plan.layout.step_s is not None else []
+    parts += [_line("Network", plan.layout.network)] if plan.layout.network else []
+    parts += [_line("Note", note) for note in plan.notes]
+    if not plan.fits:
+        parts.append(Text(f"Does not fit: {plan.reason}", style="bold red"))
+    parts += [_line("Offer", _offer(one)) for one in plan.offers]
+    return Group(*parts)
+
+
+def _step(plan: PlanView) -> str:
+    """The predicted step, and the share of it that a fellow waits."""
+    idle = plan.layout.idle_share
+    waits = "" if idle is None else f", idle share {100 * idle:.0f}%"
+    return f"{human_seconds(plan.layout.step_s)} ({plan.layout.step_is}){waits}"
+
+
+def _offer(one: Offer) -> str:
+    return one.change if one.plan_id is None else f"{one.change}   --plan-id {one.plan_id}"
+
+
+def serve_plan_text(plan: ServePlanView) -> RenderableType:
+    """Where a model would be served, and the context that each stage holds."""
+    title = Text.assemble(("Plan ", "bold"), (plan.plan_id or "(none)", "bold"))
+    stored = "" if plan.quantization in (None, "none") else f", {plan.quantization}"
+    title.append(f"   {plan.model_id}   {plan.dtype}{stored}   {plan.cut}")
+    rows = [
+        (
+            f"  {stage.stage}",
+            stage.hostname,
+            layers(stage.first_layer, stage.last_layer),
+            ", ".join(stage.cards),
+            human_bytes(stage.planned_bytes),
+            human_bytes(stage.free_bytes),
+            f"{stage.token_budget:,}",
+        )
+        for stage in plan.stages
+    ]
+    headings = ("  stage", "fellow", "layers", "cards", "needs>", "free>", "holds tokens>")
+    parts: list[RenderableType] = [title, *([table(headings, rows)] if rows else [])]
+    parts += [_left_out(card) for card in plan.cards if not card.used]
+    parts += [_line("Limit", plan.limit)] if plan.limit else []
     parts += [_line("Note", note) for note in plan.notes]
     if not plan.fits:
         parts.append(Text(f"Does not fit: {plan.reason}", style="bold red"))
     return Group(*parts)
+
+
+def _left_out(card: PlannedCard) -> Text:
+    return Text(f"  left out: {clean(card.hostname, 60)} ({clean(card.name, 60)}): {card.reason}")
 
 
 def _plan_stages(plan: PlanView) -> Table:
@@ -107,11 +148,20 @@ def _plan_stages(plan: PlanView) -> Table:
             ", ".join(names.get(card, card) for card in stage.cards),
             human_bytes(stage.planned_bytes),
             human_bytes(stage.free_bytes),
-            human_bytes(stage.download_bytes),
+            f"{human_bytes(stage.download_bytes)} of {human_bytes(stage.disk_free_bytes)}",
         )
         for stage in plan.layout.stages
     ]
-    headings = ("  stage", "fellow", "id", "layers", "cards", "needs>", "free>", "download>")
+    headings = (
+        "  stage",
+        "fellow",
+        "id",
+        "layers",
+        "cards",
+        "needs>",
+        "free>",
+        "download of disk>",
+    )
     return table(headings, rows)
 
 
@@ -363,6 +413,7 @@ _STATE_STYLES = {
 }
 _RENDERERS: dict[type[Answer], Callable[[Any], RenderableType]] = {
     PlanView: plan_text,
+    ServePlanView: serve_plan_text,
     JobView: job_text,
     JobsListed: _jobs,
     JobsLogged: _logs,

@@ -75,6 +75,9 @@ def train(**told: Any) -> int:
 
 
 @click.command(short_help="Show where a job would run. Starts nothing.")
+@click.option(
+    "--inventory", metavar="FILE", help="Plan for the cards of this file, not the pool's."
+)
 def plan(**told: Any) -> int:
     """Show where a training job would run and what each card would hold. Starts nothing.
 
@@ -83,6 +86,10 @@ def plan(**told: Any) -> int:
     """
     session, job_file = current(), _read(told)
     with session.client() as client:
+        if told["inventory"] is not None:
+            cards = read_job_file(told["inventory"]).values
+            ask = JobsPlan(config=job_file.config(), inventory=cards)
+            return _show(session, client, ask, told)
         pool = session.profile().pool.value or only_pool(client)
         config = _with_bucket(session, client, pool, job_file)
         return _show_plan(session, client, pool, config, told)
@@ -116,7 +123,11 @@ def _with_bucket(session: Session, client: Client, pool: str, job_file: JobFile)
 def _show_plan(
     session: Session, client: Client, pool: str, config: JobConfig, told: dict[str, Any]
 ) -> int:
-    answer = client.call_raw(JOBS_PLAN, JobsPlan(pool=pool, config=config))
+    return _show(session, client, JobsPlan(pool=pool, config=config), told)
+
+
+def _show(session: Session, client: Client, ask: JobsPlan, told: dict[str, Any]) -> int:
+    answer = client.call_raw(JOBS_PLAN, ask)
     shown = client.read(JOBS_PLAN, answer)
     if session.is_json:
         session.print_raw(answer)

@@ -33,6 +33,9 @@ _CLI = "agents.cli"
 COMMANDS: dict[str, Own] = {
     "train": Own(f"{_CLI}.train", "train", "Plan a training job from a file, and start it."),
     "plan": Own(f"{_CLI}.train", "plan", "Show where a job would run. Starts nothing."),
+    "model-load": Own(
+        f"{_CLI}.model_load", "model_load", "Show where a model would be served (--plan)."
+    ),
     "join": Own(f"{_CLI}.join", "join", "Join this machine to a pool, and run it."),
     "fellow": Own(f"{_CLI}.join", "fellow", "Run this machine, which has joined before."),
     "leader": Own(f"{_CLI}.leader", "leader", "Run a leader; back its data up."),

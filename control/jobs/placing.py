@@ -8,10 +8,13 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from control.clock import Clock
+from control.planning.difference import between
+from control.planning.maximize import with_seq_len
 from control.planning.plan import Plan
 from control.store import plans
 from control.store.database import Database
 from control.store.jobs import Job
+from control.store.plans import StoredPlan
 from transport.api.job_config import JobConfig
 from transport.api.jobs import JobsSubmit
 from transport.errors import SwarmError, not_found
@@ -72,12 +75,26 @@ class Placing:
         if ask.plan_id is None:
             return await self._planner.plan(ask.pool, ask.config)
         plan = await self._stored_plan(ask, ask.plan_id)
-        tokens = await self._planner.tokens(ask.pool, ask.config)
+        tokens = await self._planner.tokens(ask.pool, plan.view.config)
         changed = await self._planner.changes(ask.pool, plan)
         if changed:
-            raise plan_changed(plan, changed)
+            raise plan_changed(plan, changed, await self._fresh(ask))
         refuse_short(plan, tokens)
         return Placed(plan, tokens)
+
+    async def _fresh(self, ask: JobsSubmit) -> Plan | None:
+        """The plan of the same config now, stored for as long as the one that it replaces."""
+        try:
+            plan = (await self._planner.plan(ask.pool, ask.config)).plan
+        except SwarmError:  # a card that it leaves out is gone: the changes say enough
+            return None
+        old_id, new_id, now = ask.plan_id, plan.plan_id, self._clock.now()
+        if old_id is not None and new_id is not None:
+            old = await self._database.read(lambda tx: plans.find(tx, ask.pool, old_id))
+            lives = old.expires_at - old.created_at if old else 0.0
+            stored = StoredPlan(new_id, ask.pool, plan.model_dump_json(), now, now + lives)
+            await self._database.write(lambda tx: plans.put(tx, stored))
+        return plan
 
     async def _stored_plan(self, ask: JobsSubmit, plan_id: str) -> Plan:
         found = await self._database.read(lambda tx: plans.find(tx, ask.pool, plan_id))
@@ -87,7 +104,7 @@ class Placing:
         plan = Plan.model_validate_json(found.plan)
         if found.expires_at <= self._clock.now():
             raise SwarmError("expired", f"plan {plan_id} is older than it may be", hint=again)
-        if _asked(plan.view.config) != _asked(ask.config):
+        if _asked(plan.view.config) != _asked(_at_length_of(plan, ask.config)):
             raise SwarmError(
                 "conflict",
                 f"plan {plan_id} was made for another config than the one submitted",
@@ -101,12 +118,19 @@ class Placing:
         """(where a waiting job could start now, else why it cannot)."""
         if job.pinned and job.plan is not None:
             plan = Plan.model_validate_json(job.plan)
-            placed = Placed(plan, await self._planner.tokens(job.pool, job.config))
+            placed = Placed(plan, await self._planner.tokens(job.pool, plan.view.config))
             refuse_short(plan, placed.tokens)
             changed = await self._planner.changes(job.pool, plan)
             return placed, f"{CLUSTER_CHANGED}: {changed[0]}" if changed else ""
         placed = await self._planner.plan(job.pool, job.config)
         return placed, "" if placed.plan.fits else placed.plan.reason or "it does not fit"
+
+
+def _at_length_of(plan: Plan, config: JobConfig) -> JobConfig:
+    """A config whose length was searched, at the length that the plan found."""
+    return (
+        config if config.maximize is None else with_seq_len(config, plan.view.config.train.seq_len)
+    )
 
 
 def _asked(config: JobConfig) -> JobConfig:
@@ -131,11 +155,17 @@ def refuse_short(plan: Plan, tokens: TokenFile | None) -> None:
     )
 
 
-def plan_changed(plan: Plan, changes: Sequence[str]) -> SwarmError:
-    """The refusal of a pinned plan that no longer holds."""
+def plan_changed(plan: Plan, changes: Sequence[str], fresh: Plan | None = None) -> SwarmError:
+    """The refusal of a pinned plan that no longer holds, with the plan that would now be."""
     return SwarmError(
         "plan-changed",
         f"plan {plan.plan_id} no longer holds: {'; '.join(changes[:3])}",
         hint="plan again with jobs_plan and submit the new plan_id, or submit with unpinned: true",
-        facts={"plan_id": plan.plan_id, "changes": list(changes)},
+        facts={
+            "plan_id": plan.plan_id,
+            "changes": list(changes),
+            "new_plan_id": fresh and fresh.plan_id,
+            "new_plan": fresh and fresh.view.summary,
+            "differs": between(plan, fresh) if fresh else [],
+        },
     )

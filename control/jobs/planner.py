@@ -4,7 +4,7 @@ The arithmetic is control.planning; here are its inputs, gathered without blocki
 """
 
 import asyncio
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from control.clock import Clock
@@ -17,16 +17,22 @@ from control.fellows.condition import status_of
 from control.fellows.registry import Member, Registry
 from control.jobs.placing import Placed
 from control.planning.difference import difference
-from control.planning.place import place
+from control.planning.inventory import data_in, fellows_in, model_in, terms_in
+from control.planning.maximize import maximized
+from control.planning.offers import Offered, offers
+from control.planning.place import Inputs
 from control.planning.plan import Plan
 from control.planning.search import PlannedModel
+from control.planning.serve import Cut, ServeAsk, place_model
 from control.planning.usable import FellowNow
-from control.store import buckets, plans, stages
+from control.store import buckets, jobs, plans, stages
 from control.store.buckets import BucketFile
 from control.store.database import Database, Tx
 from control.store.plans import StoredPlan
+from transport.api.inventory import InventoryFile
 from transport.api.job_config import JobConfig
 from transport.api.plans import DataShape
+from transport.api.serving import ServePlanView
 from transport.errors import SwarmError
 from transport.orders import TokenFile
 
@@ -66,27 +72,49 @@ class PoolPlanner:
         self._terms = terms
 
     async def plan(self, pool: str, config: JobConfig) -> Placed:
-        """Plan a job; the token file comes with it when it is ready."""
-        model = await self._model(config)
+        """Plan a job; the token file comes with it when it is ready. A length to be searched is
+        searched first.
+        """
+        if config.maximize is not None:
+            inputs, _ = await self._inputs(pool, config)
+            config = await asyncio.to_thread(maximized, inputs, config)
+        inputs, measured = await self._inputs(pool, config)
+        plan = await asyncio.to_thread(inputs.place, config)
+        return Placed(plan, measured.file if measured else None)
+
+    async def offers(self, pool: str, plan: Plan) -> list[Offered]:
+        """Small changes that help a plan of this pool."""
+        inputs, _ = await self._inputs(pool, plan.view.config)
+        return await asyncio.to_thread(offers, plan, inputs)
+
+    async def what_if(self, config: JobConfig, file: InventoryFile) -> tuple[Plan, list[Offered]]:
+        """Plan a job on the cards of a file. A model that it knows needs no hub."""
+        planned = model_in(file, config.model.id) or (await self._model(config.model.id)).planned
+        data = data_in(file, config.train.seq_len)
+        inputs = Inputs(planned, fellows_in(file), data, terms_in(file), config.train.seq_len)
+        return await asyncio.to_thread(_on_paper, inputs, config, file)
+
+    async def _inputs(self, pool: str, config: JobConfig) -> tuple[Inputs, Measured | None]:
+        model = await self._model(config.model.id)
         measured = await self._measured(pool, config, model, 0.0)
         inventory = await self._inventory(pool)
         data = _shape(config, measured)
-        plan = await asyncio.to_thread(place, model.planned, config, inventory, data)
-        return Placed(plan, measured.file if measured else None)
+        inputs = Inputs(model.planned, inventory, data, seq_len=config.train.seq_len)
+        return inputs, measured
 
     async def warm(self, pool: str, config: JobConfig) -> None:
         """Have the data tokenized; returns when it is, or after the submitter's patience."""
-        model = await self._model(config)
+        model = await self._model(config.model.id)
         await self._measured(pool, config, model, self._terms.submit_wait_s)
 
     async def tokens(self, pool: str, config: JobConfig) -> TokenFile | None:
         """The token file of a job's data; None while it is being made."""
-        measured = await self._measured(pool, config, await self._model(config), 0.0)
+        measured = await self._measured(pool, config, await self._model(config.model.id), 0.0)
         return measured.file if measured else None
 
     async def changes(self, pool: str, plan: Plan) -> list[str]:
         """What keeps a stored plan from starting now."""
-        model = await self._model(plan.view.config)
+        model = await self._model(plan.view.config.model.id)
         return difference(plan, await self._inventory(pool), model.planned.source)
 
     async def keep(self, pool: str, plan: Plan, clock: Clock) -> None:
@@ -99,8 +127,23 @@ class PoolPlanner:
         )
         await self._database.write(lambda tx: plans.put(tx, stored))
 
-    async def _model(self, config: JobConfig) -> _Model:
-        name, _, revision = config.model.id.partition("@")
+    async def serve(self, pool: str, model_id: str, ask: ServeAsk) -> ServePlanView:
+        """Plan a load on a pool, by the cut of the newest run that trained the model there."""
+        model = (await self._model(model_id)).planned
+        cut = await self._database.read(lambda tx: _trained_cut(tx, pool, model_id))
+        inputs = Inputs(model, await self._inventory(pool))
+        return await asyncio.to_thread(place_model, inputs, replace(ask, cut=cut))
+
+    async def serve_what_if(
+        self, model_id: str, ask: ServeAsk, file: InventoryFile
+    ) -> ServePlanView:
+        """Plan a load on the cards of a file."""
+        model = model_in(file, model_id) or (await self._model(model_id)).planned
+        inputs = Inputs(model, fellows_in(file), terms=terms_in(file))
+        return await asyncio.to_thread(place_model, inputs, ask)
+
+    async def _model(self, model_id: str) -> _Model:
+        name, _, revision = model_id.partition("@")
         if name.startswith("local:"):
             source, checked = await self._sources.models.resolve(
                 name.removeprefix("local:"), revision or None
@@ -130,6 +173,26 @@ class PoolPlanner:
         names = [member.fellow_id for member in members]
         busy = await self._database.read(lambda tx: stages.busy(tx, names))
         return [_now(member, is_busy=member.fellow_id in busy) for member in members]
+
+
+def _on_paper(inputs: Inputs, config: JobConfig, file: InventoryFile) -> tuple[Plan, list[Offered]]:
+    if config.maximize is not None:
+        config = maximized(inputs, config)
+        data = data_in(file, config.train.seq_len)
+        inputs = replace(inputs, data=data, seq_len=config.train.seq_len)
+    plan = inputs.place(config)
+    return plan, offers(plan, inputs)
+
+
+def _trained_cut(tx: Tx, pool: str, model_id: str) -> Cut | None:
+    """Fellows and layers of the newest completed run of a model."""
+    done, _ = jobs.page(tx, jobs.Page((pool,), "completed", 100, 0))
+    found = next((job for job in done if job.model_id == model_id and job.plan), None)
+    if found is None or found.plan is None:
+        return None
+    stages = Plan.model_validate_json(found.plan).stages
+    counts = tuple(stage.last_layer - stage.first_layer + 1 for stage in stages)
+    return Cut(tuple(stage.fellow_id for stage in stages), counts)
 
 
 def _files(tx: Tx, pool: str, bucket: str) -> list[BucketFile]:

@@ -12,6 +12,8 @@ from control.store import jobs, pools, records, stages
 from control.store.database import Tx
 from control.store.jobs import Job, Page
 from control.store.records import Span
+from transport.api.inventory import InventoryFile
+from transport.api.job_config import JobConfig
 from transport.api.jobs import (
     JOBS_CANCEL,
     JOBS_GET,
@@ -39,6 +41,7 @@ from transport.api.jobs import (
 from transport.api.operation import Next
 from transport.api.plans import PlanView
 from transport.errors import SwarmError, not_found
+from transport.schema import parse
 
 
 async def need_job(leader: Office, call: Call, job_id: str) -> Job:
@@ -55,21 +58,46 @@ async def need_job(leader: Office, call: Call, job_id: str) -> Job:
 
 @handles(JOBS_PLAN)
 async def jobs_plan(leader: Office, call: Call, ask: JobsPlan) -> PlanView:
-    """Plan, and keep the plan under its id."""
-    await leader.planner.warm(ask.pool, ask.config)
-    placed = await leader.planner.plan(ask.pool, ask.config)
-    await leader.planner.keep(ask.pool, placed.plan, leader.clock)
-    view = placed.plan.view
-    asked = {"pool": ask.pool, "config": ask.config.model_dump(mode="json", exclude_unset=True)}
-    if view.plan_id is not None and view.fits:
-        pinned = {**asked, "plan_id": view.plan_id}
-        call_now = Next(operation="jobs_submit", arguments=pinned, why="start exactly this plan")
-    else:
-        waiting = {**asked, "unpinned": True}
-        call_now = Next(
-            operation="jobs_submit", arguments=waiting, why="let it wait until it can start"
+    """Plan, and keep the plan and its counter-offers under their ids."""
+    if ask.inventory is not None:
+        file = parse(InventoryFile, ask.inventory)
+        plan, offered = await leader.planner.what_if(ask.config, file)
+        return plan.view.model_copy(update={"offers": [one.shown for one in offered]})
+    if ask.pool is None:
+        raise SwarmError(
+            "invalid-input",
+            "/pool: is missing",
+            hint="name the pool, or give an inventory of cards to plan for",
         )
-    return view.model_copy(update={"next": [*view.next, call_now][:3]})
+    await leader.planner.warm(ask.pool, ask.config)
+    plan = (await leader.planner.plan(ask.pool, ask.config)).plan
+    offered = await leader.planner.offers(ask.pool, plan)
+    for one in (plan, *(one.plan for one in offered)):
+        await leader.planner.keep(ask.pool, one, leader.clock)
+    view = plan.view.model_copy(update={"offers": [one.shown for one in offered]})
+    return view.model_copy(update={"next": [*view.next, *_next_calls(ask.pool, view)][:3]})
+
+
+def _next_calls(pool: str, view: PlanView) -> list[Next]:
+    """Start this, or the offers; the config of a search for a length is the one it found."""
+    calls = [
+        Next(operation="jobs_submit", arguments=_submission(pool, view.config, view.plan_id),
+             why="start exactly this plan" if view.fits else "let it wait until it can start")
+    ]  # fmt: skip
+    calls += [
+        Next(operation="jobs_submit", arguments=_submission(pool, one.config, one.plan_id),
+             why=f"instead: {one.change}")
+        for one in view.offers
+    ]  # fmt: skip
+    return calls
+
+
+def _submission(pool: str, config: JobConfig, plan_id: str | None) -> dict[str, object]:
+    told: dict[str, object] = {
+        "pool": pool,
+        "config": config.model_dump(mode="json", exclude_unset=True),
+    }
+    return told | ({"unpinned": True} if plan_id is None else {"plan_id": plan_id})
 
 
 @handles(JOBS_SUBMIT)

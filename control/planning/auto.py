@@ -47,6 +47,8 @@ class Asked:
     num_stages: int
     train_sequences: int | None = None
     """Of the data at this sequence length; None until it is tokenized."""
+    whole_logits: bool = False
+    """A fellow of an old version computes the loss over a whole micro-batch at once."""
 
 
 def refuse_not_offered(config: JobConfig, facts: ModelFacts) -> None:
@@ -57,10 +59,11 @@ def refuse_not_offered(config: JobConfig, facts: ModelFacts) -> None:
     """
     if config.method == "boundary":
         raise _refusal("method boundary is not offered yet", "use lora or full")
-    if isinstance(config.model.quantization, QuantizationConfig):
+    if config.method == "full" and isinstance(config.model.quantization, QuantizationConfig):
         bits = config.model.quantization.bits
         raise _refusal(
-            f"model.quantization with {bits} bits is not offered yet", 'use "auto" or "none"'
+            f"a full fine-tune cannot train weights stored in {bits} bits",
+            "use method lora, or model.quantization none",
         )
     if config.compression.kind != "none":
         raise _refusal(
@@ -68,8 +71,6 @@ def refuse_not_offered(config: JobConfig, facts: ModelFacts) -> None:
         )
     if config.data.dataset is not None:
         raise _refusal("data.dataset is not offered yet", "put the data into a bucket")
-    if config.maximize is not None:
-        raise _refusal("maximize is not offered yet", "set train.seq_len yourself")
     _refuse_long(config, facts)
     if config.method == "lora":
         lora_targets(config, facts)
@@ -119,7 +120,7 @@ def number_format(config: JobConfig, cards: Sequence[Card]) -> Format:
     known = {name: time for name, time in measured.items() if time is not None}
     if len(known) > 1 and "float32" in known:
         best = min(known, key=lambda name: (known[name], name == "float32"))
-        return Format(best, f"the fastest by measured speed among {', '.join(known)}")
+        return Format(best, f"the fastest by speed among {', '.join(known)}")
     if any(card.report.kind == "cpu" for card in cards):
         return Format("float32", "CPU cards whose speed in 16 bits is not measured")
     return Format(common[0], "every card runs it, at half the memory of float32")
@@ -136,15 +137,38 @@ def _slowness(cards: Sequence[Card], name: str) -> float | None:
     return total
 
 
-def recompute_choices(config: JobConfig) -> tuple[bool, ...]:
-    """In order of preference: with it only when the job does not fit without it."""
-    recompute = config.train.recompute
-    return (False, True) if recompute is None else (recompute,)
+Quantization = Literal["none", "int8", "nf4"]
+BITS: dict[int, Quantization] = {4: "nf4", 8: "int8"}
 
 
-def trials(asked: Asked, *, recompute: bool) -> Iterator[TrainSettings]:
+@dataclass(frozen=True)
+class Saving:
+    """What a job does to need less memory."""
+
+    recompute: bool
+    quantization: Quantization
+
+
+def quantization_asked(config: JobConfig) -> Quantization | None:
+    """The quantization that the caller set; None = the leader chooses."""
+    asked = config.model.quantization
+    if isinstance(asked, QuantizationConfig):
+        return BITS[asked.bits]
+    return None if asked == "auto" and config.method == "lora" else "none"
+
+
+def savings(
+    config: JobConfig, quantization: Quantization, *, can_recompute: bool = True
+) -> list[Saving]:
+    """In order of preference: recompute only when the job does not fit without it."""
+    asked = config.train.recompute
+    choices = ([False, True] if can_recompute else [False]) if asked is None else [asked]
+    return [Saving(again, quantization) for again in choices]
+
+
+def trials(asked: Asked, saving: Saving) -> Iterator[TrainSettings]:
     """Settings to try, best first. The last one needs the least memory."""
-    return (settings(asked, batch, recompute=recompute) for batch in batches(asked))
+    return (settings(asked, batch, saving) for batch in batches(asked))
 
 
 def batches(asked: Asked) -> list[int]:
@@ -162,7 +186,7 @@ def micro_batches(batch: int, num_stages: int) -> int:
     return max(n for n in range(1, min(batch, 2 * num_stages) + 1) if batch % n == 0)
 
 
-def settings(asked: Asked, batch: int, *, recompute: bool) -> TrainSettings:
+def settings(asked: Asked, batch: int, saving: Saving) -> TrainSettings:
     """The answer to a job with this batch size."""
     config, train = asked.config, asked.config.train
     rate, shape, warm_up = learning_rate(config, asked.facts)
@@ -187,7 +211,8 @@ def settings(asked: Asked, batch: int, *, recompute: bool) -> TrainSettings:
         warmup_steps=warm_up,
         max_grad_norm=train.max_grad_norm,
         clip=train.clip,
-        recompute=recompute,
+        recompute=saving.recompute,
+        quantization=saving.quantization,
         seed=train.seed,
         link_timeout_s=train.link_timeout_s,
         eval_every_steps=train.eval_every_steps,
@@ -195,8 +220,12 @@ def settings(asked: Asked, batch: int, *, recompute: bool) -> TrainSettings:
         backend=train.backend,
         loss_chunk_tokens=loss_chunk_tokens(asked.facts.vocab),
     )
-    fallen_back = not runs_1f1b(made, asked.num_stages)
-    return made.model_copy(update={"schedule": "gpipe"}) if fallen_back else made
+    changed: dict[str, object] = {}
+    if asked.whole_logits:
+        changed["loss_chunk_tokens"] = train.seq_len * (batch // made.micro_batches)
+    if not runs_1f1b(made, asked.num_stages):
+        changed["schedule"] = "gpipe"
+    return made.model_copy(update=changed) if changed else made
 
 
 def learning_rate(config: JobConfig, facts: ModelFacts) -> tuple[float, RateShape, int]:
@@ -230,8 +259,8 @@ def explain(asked: Asked, made: TrainSettings, why_format: str) -> list[Chosen]:
     tell(
         config.model.quantization == "auto",
         "model.quantization",
-        "none",
-        "4 and 8 bits are not offered yet",
+        made.quantization,
+        _why_quantization(asked, made),
     )
     tell(train.batch_size == "auto", "train.batch_size", made.batch_size, _why_batch(asked, made))
     tell(
@@ -270,6 +299,14 @@ def explain(asked: Asked, made: TrainSettings, why_format: str) -> list[Chosen]:
         f"logits over {asked.facts.vocab} words exist for so many tokens at a time",
     )
     return told
+
+
+def _why_quantization(asked: Asked, made: TrainSettings) -> str:
+    if made.quantization == "nf4":
+        return f"the job does not fit in {made.dtype}, with recompute neither; 4 bits fit"
+    if asked.config.method == "full":
+        return "a full fine-tune trains whole weights"
+    return f"the job fits in {made.dtype}"
 
 
 def _why_batch(asked: Asked, made: TrainSettings) -> str:

@@ -1,4 +1,4 @@
-"""Whether a plan still holds on the pool as it is now, and what has changed if not.
+"""Whether a plan still holds on the pool as it is now, what has changed, and how plans differ.
 
 Pure. Drift of free memory that leaves every card with its planned bytes is no change.
 """
@@ -9,7 +9,7 @@ from transport.api.plans import PlannedCard
 from transport.cards import CardReport
 from transport.ids import card_id
 from transport.orders import ModelSource
-from transport.units import human_bytes
+from transport.units import human_bytes, human_seconds
 
 
 def holds(plan: Plan, inventory: Inventory, source: ModelSource | None = None) -> bool:
@@ -32,6 +32,46 @@ def difference(plan: Plan, inventory: Inventory, source: ModelSource | None = No
             told.add(change)
             changes.append(change)
     return changes
+
+
+def between(old: Plan, new: Plan) -> list[str]:
+    """What a new plan of a job does otherwise than an old one, in words; [] when nothing."""
+    told = [] if new.fits else [f"it would wait: {new.reason}"]
+    before, after = _layers(old), _layers(new)
+    for fellow_id in [*before, *(name for name in after if name not in before)]:
+        was, now = before.get(fellow_id), after.get(fellow_id)
+        if was != now:
+            host = (was or now or ("", ""))[0]
+            told.append(
+                f"{host}: {was[1] if was else 'not used'} -> {now[1] if now else 'not used'}"
+            )
+    return told + _settings_between(old, new) + _step_between(old, new)
+
+
+def _layers(plan: Plan) -> dict[str, tuple[str, str]]:
+    """Fellow -> (host name, its layers in words)."""
+    return {
+        stage.fellow_id: (stage.hostname, f"layers {stage.first_layer}-{stage.last_layer}")
+        for stage in plan.view.layout.stages
+    }
+
+
+def _settings_between(old: Plan, new: Plan) -> list[str]:
+    was, now = old.view.settings, new.view.settings
+    if was is None or now is None:
+        return []
+    return [
+        f"{name}: {getattr(was, name)} -> {getattr(now, name)}"
+        for name in type(was).model_fields
+        if getattr(was, name) != getattr(now, name)
+    ]
+
+
+def _step_between(old: Plan, new: Plan) -> list[str]:
+    was, now = old.view.layout.step_s, new.view.layout.step_s
+    if was is None or now is None or abs(now - was) < 0.01 * was:
+        return []
+    return [f"a predicted step: {human_seconds(was)} -> {human_seconds(now)}"]
 
 
 def _checked(plan: Plan) -> bool:

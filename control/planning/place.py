@@ -13,21 +13,25 @@ Pure: (model, job, pool, data) in, Plan out. No clock, no network, no random.
     holds(plan, inventory) -> bool, difference(plan, inventory) -> list[str]
                                             in control.planning.difference
 
+terms: what is known beyond the pool (links), and whether it is a what-if.
+
 inventory is a list of control.planning.usable.FellowNow, one for each fellow of the pool, also for
 those that are offline. Wrong input (an unknown module, a pin past the model's end, something not
 offered yet) raises SwarmError invalid-input; a job that must wait is a Plan with fits = False.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from control.planning import auto
 from control.planning.plan import Plan
+from control.planning.price_book import PriceBook
 from control.planning.search import Ask, LeftOut, PlannedModel, search
 from control.planning.shown import plan_of, waiting_plan
 from control.planning.split import MAX_FELLOWS, FellowCards, Pins, fellows_of, pins_of
-from control.planning.usable import Card, Inventory, Wanted, examine
-from stage_runtime.costs import CardPlace, Device, Prices
+from control.planning.terms import LIVE, Terms
+from control.planning.usable import Card, Inventory, Wanted, examine, is_old
+from stage_runtime.costs import CardPlace, Device
 from stage_runtime.model_facts import ModelFacts
 from transport.api.job_config import JobConfig
 from transport.api.plans import DataShape
@@ -37,9 +41,13 @@ _ONE_FELLOW = "a full fine-tune of a model whose head is its embedding runs on o
 
 
 def place(
-    model: PlannedModel, config: JobConfig, inventory: Inventory, data: DataShape | None = None
+    model: PlannedModel,
+    config: JobConfig,
+    inventory: Inventory,
+    data: DataShape | None = None,
+    terms: Terms = LIVE,
 ) -> Plan:
-    """Plan a training run on a pool as it is now.
+    """Plan a training run on a pool as it is now, or on an inventory of cards.
 
     Raises:
         SwarmError: invalid-input; what no pool could run (see auto.refuse_not_offered), pins that
@@ -47,15 +55,118 @@ def place(
     """
     auto.refuse_not_offered(config, model.facts)
     _refuse_short_data(config, data)
+    asked = auto.quantization_asked(config)
+    plan = _place(model, config, inventory, data, (terms, asked or "none"))
+    if plan.fits or asked is not None or not _offers(inventory, "nf4"):
+        return plan
+    smaller = _place(model, config, inventory, data, (terms, "nf4"))
+    return smaller if smaller.fits or smaller.stages else plan
+
+
+def _offers(inventory: Inventory, feature: str) -> bool:
+    return any(
+        one.heartbeat is not None and feature in one.heartbeat.machine.features for one in inventory
+    )
+
+
+@dataclass(frozen=True)
+class Ready:
+    """A job with the cards that may take it."""
+
+    ask: Ask
+    cards: list[Card]
+    every: list[FellowCards]
+    """All fellows with a usable card."""
+    fellows: list[FellowCards]
+    """Those that the job takes."""
+    left_out: LeftOut
+
+    @property
+    def is_enough(self) -> bool:
+        """Whether there are as many fellows as the job needs."""
+        return bool(self.fellows) and len(self.fellows) >= self.ask.fewest
+
+
+def _place(
+    model: PlannedModel,
+    config: JobConfig,
+    inventory: Inventory,
+    data: DataShape | None,
+    how: tuple[Terms, auto.Quantization],
+) -> Plan:
+    ready = _ready(model, config, inventory, data, how)
+    if not ready.is_enough:
+        reason = _too_few(ready.ask, ready.cards, ready.fellows)
+        return waiting_plan(ready.ask, ready.cards, ready.left_out, reason)
+    found = search(ready.ask, ready.fellows, ready.left_out)
+    return plan_of(ready.ask, ready.cards, found, ready.left_out, how[0])
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """All that a plan is made from but the job file: for searches that change the job."""
+
+    model: PlannedModel
+    inventory: Inventory
+    data: DataShape | None = None
+    terms: Terms = LIVE
+    seq_len: int | None = None
+    """The length at which `data` counts its sequences."""
+
+    def place(self, config: JobConfig) -> Plan:
+        """The plan of this job."""
+        return place(self.model, config, self.inventory, self._data(config), self.terms)
+
+    def ready(self, config: JobConfig, quantization: auto.Quantization) -> Ready:
+        """The cards that may take this job."""
+        how = (self.terms, quantization)
+        return _ready(self.model, config, self.inventory, self._data(config), how)
+
+    def fits(self, config: JobConfig) -> bool:
+        """Whether the job could start, without looking for the fastest order."""
+        asked = auto.quantization_asked(config)
+        tries: list[auto.Quantization] = ["none"] if asked is None else [asked]
+        if asked is None and _offers(self.inventory, "nf4"):
+            tries.insert(0, "nf4")  # what fits at all fits in 4 bits: ask that first
+        return any(self._fits(config, quantization) for quantization in tries)
+
+    def _fits(self, config: JobConfig, quantization: auto.Quantization) -> bool:
+        ready = self.ready(config, quantization)
+        if not ready.is_enough:
+            return False
+        ask = replace(ready.ask, by_speed=False)
+        return not search(ask, ready.fellows, ready.left_out).reason
+
+    def _data(self, config: JobConfig) -> DataShape | None:
+        """The data's figures, without those that hold for another length only."""
+        if self.data is None or self.seq_len in (None, config.train.seq_len):
+            return self.data
+        return self.data.model_copy(update={"sequences": None, "held_out_sequences": None})
+
+
+def _ready(
+    model: PlannedModel,
+    config: JobConfig,
+    inventory: Inventory,
+    data: DataShape | None,
+    how: tuple[Terms, auto.Quantization],
+) -> Ready:
+    terms, quantization = how
     pins = _pins(config, model.facts)
-    chosen_format, cards = _usable(model.facts, config, inventory)
-    ask = Ask(model, config, data, pins, chosen_format)
+    chosen_format, cards = _usable(model.facts, config, inventory, quantization)
+    usable = [card.fellow for card in cards if not card.reason]
+    old = tuple(sorted({one.hostname for one in usable if is_old(one)}))
+    priced = _as_old(model) if old else model
+    ask = Ask(priced, config, data, pins, chosen_format, quantization, terms.links, old)
     left_out = LeftOut()
-    fellows = _chosen(ask, fellows_of(cards), left_out)
-    if len(fellows) < ask.fewest or not fellows:
-        return waiting_plan(ask, cards, left_out, _too_few(ask, cards, fellows))
-    found = search(ask, fellows, left_out)
-    return plan_of(ask, cards, found, left_out)
+    every = fellows_of(cards)
+    return Ready(ask, cards, every, _chosen(ask, every, left_out), left_out)
+
+
+def _as_old(model: PlannedModel) -> PlannedModel:
+    """The model as an old version runs it: attention keeps whole scores."""
+    family = replace(model.facts.family, scores=model.facts.family.scores or "softcap")
+    return replace(model, facts=replace(model.facts, family=family))
 
 
 def _pins(config: JobConfig, facts: ModelFacts) -> Pins:
@@ -105,33 +216,38 @@ def _refuse_short_data(config: JobConfig, data: DataShape | None) -> None:
 
 
 def _usable(
-    facts: ModelFacts, config: JobConfig, inventory: Inventory
+    facts: ModelFacts, config: JobConfig, inventory: Inventory, quantization: auto.Quantization
 ) -> tuple[auto.Format, list[Card]]:
     """The job's number format, and every card of the pool with its reason or none."""
     named = None if config.model.dtype == "auto" else config.model.dtype
     wanted = Wanted(
-        floor_bytes=_floor(facts, config, named or "bfloat16"),
+        floor_bytes=_floor(facts, config, named or "bfloat16", quantization),
         number_format=named,
         exclude=frozenset(config.exclude_cards),
-        features=frozenset({"stage", config.method}),
+        features=frozenset({"stage", config.method} | ({quantization} - {"none"})),
     )
     cards = examine(inventory, wanted)
-    usable = [card for card in cards if not card.reason]
-    if not usable:  # nothing to choose a format by: the reasons of the first look are the true ones
-        return auto.number_format(config, cards), cards
-    chosen = auto.number_format(config, usable)
-    floor = _floor(facts, config, chosen.name)
+    able = [card for card in cards if not card.reason]
+    if not able:  # name a format that the cards run, not one that nobody is left to contradict
+        roomy = examine(inventory, replace(wanted, floor_bytes=lambda _: 1))
+        able = [card for card in roomy if not card.reason]
+    chosen = auto.number_format(config, able)
+    floor = _floor(facts, config, chosen.name, quantization)
     return chosen, examine(inventory, replace(wanted, floor_bytes=floor, number_format=chosen.name))
 
 
 def _floor(
-    facts: ModelFacts, config: JobConfig, number_format: auto.Dtype
+    facts: ModelFacts,
+    config: JobConfig,
+    number_format: auto.Dtype,
+    quantization: auto.Quantization,
 ) -> Callable[[Device], int]:
     """The least that a card must have free: one layer of a middle stage at batch 1."""
     if not config.memory_check:
         return lambda _: 1
-    least = auto.settings(auto.Asked(config, facts, number_format, 1), 1, recompute=True)
-    prices = Prices(facts, least.model_copy(update={"micro_batches": 1}))
+    saving = auto.Saving(recompute=True, quantization=quantization)
+    least = auto.settings(auto.Asked(config, facts, number_format, 1), 1, saving)
+    prices = PriceBook(facts, least.model_copy(update={"micro_batches": 1}))
     layer = 1 % facts.num_layers
     return lambda device: prices.of(CardPlace(1, 3, layer, layer), device).total
 
@@ -143,6 +259,8 @@ def _chosen(ask: Ask, fellows: list[FellowCards], left_out: LeftOut) -> list[Fel
         (MAX_FELLOWS, f"a job takes at most {MAX_FELLOWS} fellows"),
         (layers, f"the model has only {layers} layers"),
     ]
+    if ask.old:
+        caps.append((2, _old_line(ask.old)))
     if config.max_workers is not None:
         caps.append((config.max_workers, f"max_workers is {config.max_workers}"))
     if not config.use_all_workers:
@@ -160,6 +278,14 @@ def _chosen(ask: Ask, fellows: list[FellowCards], left_out: LeftOut) -> list[Fel
     return sorted(by_room[:most], key=lambda one: one.fellow_id)
 
 
+def _old_line(old: Sequence[str]) -> str:
+    runs = "runs a version" if len(old) == 1 else "run versions"
+    return (
+        f"{', '.join(old[:4])} {runs} from before pipelines of more than two stages: "
+        "update with swarm update"
+    )
+
+
 def _too_few(ask: Ask, cards: Sequence[Card], fellows: Sequence[FellowCards]) -> str:
     reasons: dict[str, int] = {}
     for card in cards:
@@ -169,6 +295,8 @@ def _too_few(ask: Ask, cards: Sequence[Card], fellows: Sequence[FellowCards]) ->
     why = f" (cards left out: {told})" if told else ""
     if not cards:
         why = " (no fellow has told of a card yet)"
+    if ask.old and ask.fewest > 2:
+        why = f": {_old_line(ask.old)}"
     return (
         f"not enough ready fellows: {len(fellows)} with a usable card, "
         f"{max(1, ask.fewest)} needed{why}"

@@ -1,23 +1,31 @@
-"""Searches the fellows, settings and split that fit: all fellows first, then without the smallest.
+"""Searches the fellows, settings and split that fit, and of these the order with the shortest step.
 
-Pure. Knows memory and disk. Does not know how a plan is shown, nor which cards are usable.
+Pure. All fellows first, then without the smallest; recompute only when a job does not fit without
+it, 4 bits only when it does not fit with recompute either. Does not know how a plan is shown, nor
+which cards are usable.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import permutations
 
 from control.planning import auto
-from control.planning.split import FellowCards, Pins, PlacedCard, Split, order_of, split
+from control.planning.course import Course, Tried
+from control.planning.disk import Disk
+from control.planning.orders import MOST_TRIES, Tries, best_order
+from control.planning.pace import Links, pace_of
+from control.planning.price_book import PriceBook
+from control.planning.split import FellowCards, Pins, Split, split
 from control.planning.summary import needs_line
-from stage_runtime.checkpoint_share import StageSpan, Tensors, download_bytes
-from stage_runtime.costs import Prices
+from stage_runtime.checkpoint_share import Tensors
 from stage_runtime.model_facts import ModelFacts
 from transport.api.job_config import JobConfig
 from transport.api.plans import DataShape
 from transport.orders import ModelSource, TrainSettings
 from transport.units import human_bytes
 
-DISK_SPARE = 500_000_000
+ALL_ROOM_ORDERS = 3
 
 
 @dataclass(frozen=True)
@@ -32,21 +40,37 @@ class PlannedModel:
 
 @dataclass(frozen=True)
 class Ask:
+    """A job, made ready for the search."""
+
     model: PlannedModel
     config: JobConfig
     data: DataShape | None
     pins: Pins
     format: auto.Format
+    quantization: auto.Quantization = "none"
+    links: Links | None = None
+    old: tuple[str, ...] = ()
+    """Fellows of a version from before longer pipelines and recompute."""
+    by_speed: bool = True
+    """False: only whether it fits is asked."""
 
     @property
     def fewest(self) -> int:
         """Stages that the job needs at least."""
         return len(self.pins.counts) if self.pins.counts else self.config.min_workers
 
+    @property
+    def disk(self) -> Disk:
+        """What the job's files ask of a disk."""
+        return Disk(self.model.facts, self.model.source, self.model.files, self.config.memory_check)
+
     def asked(self, num_stages: int) -> auto.Asked:
         """What settings over so many stages are made from."""
         known = self.data.sequences if self.data else None
-        return auto.Asked(self.config, self.model.facts, self.format.name, num_stages, known)
+        facts = self.model.facts
+        return auto.Asked(
+            self.config, facts, self.format.name, num_stages, known, whole_logits=bool(self.old)
+        )
 
 
 @dataclass(frozen=True)
@@ -56,6 +80,10 @@ class Found:
     split: Split
     settings: TrainSettings
     reason: str = ""
+    tried: Tried | None = None
+    """The predicted step; None while a card has no figure."""
+    bound_s: float | None = None
+    """No order of these fellows has a shorter step; None where nothing proves one."""
 
 
 @dataclass
@@ -70,13 +98,13 @@ class LeftOut:
 
 
 def search(ask: Ask, fellows: list[FellowCards], left_out: LeftOut) -> Found:
-    """All fellows if they fit, else without the smallest, and so on; recompute only after that.
+    """The first way of saving memory with which the job fits, on as many fellows as it fits.
 
     Gives the nearest miss of all fellows, with the reason, when nothing fits.
     """
     misses: list[Found] = []
-    for recompute in auto.recompute_choices(ask.config):
-        found, reasons = _search(ask, fellows, recompute=recompute)
+    for saving in auto.savings(ask.config, ask.quantization, can_recompute=not ask.old):
+        found, reasons = _search(ask, fellows, saving)
         if not found.reason:
             left_out.reasons |= reasons
             return found
@@ -85,13 +113,13 @@ def search(ask: Ask, fellows: list[FellowCards], left_out: LeftOut) -> Found:
 
 
 def _search(
-    ask: Ask, fellows: list[FellowCards], *, recompute: bool
+    ask: Ask, fellows: list[FellowCards], saving: auto.Saving
 ) -> tuple[Found, dict[str, str]]:
     """(what fits, why which cards were left out), or the miss with all fellows."""
     dropped = LeftOut()
     miss: Found | None = None
     while True:
-        found = _best(ask, fellows, recompute=recompute)
+        found = _best(ask, fellows, saving)
         if not found.reason:
             return found, dropped.reasons
         miss = miss or found
@@ -104,8 +132,9 @@ def _search(
 
 def _dropped(ask: Ask, fellows: Sequence[FellowCards], found: Found) -> tuple[FellowCards, str]:
     """The fellow to try without: one whose disk is too small, else the one with the least room."""
+    disk = ask.disk
     for stage in found.split.stages:
-        lacks = _disk_lack(ask, stage)
+        lacks = disk.lack(stage)
         if found.split.fits and lacks:
             owner = stage[0].card.fellow.fellow_id
             return next(
@@ -120,22 +149,51 @@ def _dropped(ask: Ask, fellows: Sequence[FellowCards], found: Found) -> tuple[Fe
     return smallest, f"less than the {human_bytes(need)} a stage needs free"
 
 
-def _best(ask: Ask, fellows: Sequence[FellowCards], *, recompute: bool) -> Found:
+def _best(ask: Ask, fellows: Sequence[FellowCards], saving: auto.Saving) -> Found:
     """The best settings that fit on these fellows, or the miss of the smallest ones."""
     asked = ask.asked(len(fellows))
-    trials = list(auto.trials(asked, recompute=recompute))
+    trials = list(auto.trials(asked, saving))
     least = _try(ask, fellows, trials[-1])
-    if not least.split.fits:
-        if not ask.config.memory_check:
-            return least
+    if not least.split.fits and ask.config.memory_check:
         why = f"not enough memory {_even(asked)}: {needs_line(least.split, fellows)}"
         return replace(least, reason=why)
-    tried = (_try(ask, fellows, settings) for settings in trials)
+    tried = (_try(ask, fellows, settings) for settings in trials[:-1])
     found = next((one for one in tried if one.split.fits), least)
-    lacks = [lack for stage in found.split.stages if (lack := _disk_lack(ask, stage))]
-    if lacks and ask.config.memory_check:
+    return _by_speed(ask, fellows, found)
+
+
+def _by_speed(ask: Ask, fellows: Sequence[FellowCards], found: Found) -> Found:
+    """What was found, in the order and split with the shortest step where speeds are known."""
+    course = course_of(ask, fellows, found.settings)
+    lacks = [lack for stage in found.split.stages if (lack := course.disk.lack(stage))]
+    if course.pace is not None and (ask.by_speed or lacks):
+        ranked = best_order(course, fellows, Tries(tries_for(len(fellows))))
+        if ranked is not None:
+            bound = ranked.bound_s if 0 < ranked.bound_s < math.inf else None
+            return Found(ranked.tried.split, found.settings, "", ranked.tried, bound)
+    if lacks:
         return replace(found, reason=f"not enough disk: {'; '.join(lacks)}")
     return found
+
+
+def tries_for(fellows: int) -> int:
+    """Orders that a search may try: the more fellows, the dearer each."""
+    return max(12, MOST_TRIES // max(1, fellows - 4)) if fellows > 4 else MOST_TRIES
+
+
+def course_of(ask: Ask, fellows: Sequence[FellowCards], settings: TrainSettings) -> Course:
+    """How orders of these fellows are tried under these settings."""
+    cards = [card for one in fellows for card in one.cards]
+    known = ask.links if ask.links is not None and not ask.links.unknown(fellows) else None
+    pinned = ask.pins.counts is not None or ask.pins.equal
+    return Course(
+        book=PriceBook(ask.model.facts, settings),
+        stages=len(fellows),
+        pins=ask.pins,
+        disk=ask.disk,
+        pace=pace_of(ask.model.facts, settings, cards, known),
+        moves=not pinned and ask.config.memory_check,
+    )
 
 
 def _even(asked: auto.Asked) -> str:
@@ -146,41 +204,27 @@ def _even(asked: auto.Asked) -> str:
 
 def _try(ask: Ask, fellows: Sequence[FellowCards], settings: TrainSettings) -> Found:
     """These settings in the first order that fits, or the nearest miss."""
-    prices = Prices(ask.model.facts, settings)
+    book = PriceBook(ask.model.facts, settings)
     tried = []
-    for order in order_of(fellows):
-        made = split(order, prices, ask.pins)
+    for order in _orders(fellows):
+        made = split(order, book, ask.pins)
         if made.fits:
             return Found(made, settings)
         tried.append(made)
     return Found(min(tried, key=lambda one: one.missing_bytes), settings)
 
 
-def span_of(stage: Sequence[PlacedCard]) -> StageSpan:
-    first, last = stage[0].place, stage[-1].place
-    is_last = first.stage == first.num_stages - 1
-    return StageSpan(first.first_layer, last.last_layer, first.stage == 0, is_last)
-
-
-def download_of(ask: Ask, stage: Sequence[PlacedCard]) -> int | None:
-    files = ask.model.files
-    return None if files is None else download_bytes(ask.model.facts, files, span_of(stage))
-
-
-def disk_free(stage: Sequence[PlacedCard]) -> int | None:
-    heartbeat = stage[0].card.fellow.heartbeat
-    return heartbeat.machine.disk_free_bytes if heartbeat else None
-
-
-def _disk_lack(ask: Ask, stage: Sequence[PlacedCard]) -> str:
-    """Why a fellow's disk cannot hold its share; "" when it can, or nobody knows."""
-    need, free = download_of(ask, stage), disk_free(stage)
-    heartbeat = stage[0].card.fellow.heartbeat
-    source = ask.model.source
-    cached = heartbeat.machine.cached_models if heartbeat else []
-    if need is None or free is None or need + DISK_SPARE <= free:
-        return ""
-    if f"{source.repository}@{source.revision}" in cached:
-        return ""
-    host = stage[0].card.fellow.hostname
-    return f"{host} has {human_bytes(free)} free disk, its share is {human_bytes(need)}"
+def _orders(fellows: Sequence[FellowCards]) -> list[list[FellowCards]]:
+    """Orders to try for room: by name; the two largest at the ends, where tables lie; the largest
+    first, where the most micro-batches are alive, or last, where the loss is. All of a few.
+    """
+    stable = sorted(fellows, key=lambda one: one.fellow_id)
+    by_room = sorted(stable, key=lambda one: -one.free_bytes)
+    ends = [by_room[0], *sorted(by_room[2:], key=lambda one: one.fellow_id), *by_room[1:2]]
+    told: list[list[FellowCards]] = []
+    for order in (stable, ends, by_room, by_room[::-1]):
+        if order not in told:
+            told.append(order)
+    if len(stable) <= ALL_ROOM_ORDERS:
+        told += [list(one) for one in permutations(stable) if list(one) not in told]
+    return told

@@ -6,30 +6,34 @@ Pure. Nothing is decided or priced here.
 from collections.abc import Sequence
 
 from control.planning import auto
+from control.planning.disk import disk_free, span_of
+from control.planning.longest import longest_held
+from control.planning.pace import Pace, network_line, pace_of, unmeasured
 from control.planning.plan import PlacedStage, Plan, name_of
-from control.planning.search import Ask, Found, LeftOut, disk_free, download_of, span_of
-from control.planning.split import PlacedCard, Split
+from control.planning.search import Ask, Found, LeftOut
+from control.planning.split import PlacedCard, Split, fellows_of
 from control.planning.summary import (
     idle_share,
     limit_line,
+    moved_line,
     paragraph,
     planned_card,
-    predicted_step_s,
-    unmeasured,
+    took_line,
 )
+from control.planning.terms import Terms
 from control.planning.usable import Card
-from transport.api.plans import DataShape, Layout, PlannedCard, PlannedStage, PlanView
+from transport.api.plans import Chosen, DataShape, Layout, PlannedCard, PlannedStage, PlanView
 from transport.orders import CardShare, TrainSettings
-from transport.units import human_bytes
+from transport.units import human_bytes, human_seconds
 
 
-def plan_of(ask: Ask, cards: Sequence[Card], found: Found, left_out: LeftOut) -> Plan:
+def plan_of(ask: Ask, cards: Sequence[Card], found: Found, left_out: LeftOut, terms: Terms) -> Plan:
+    """The plan that a search ended with."""
     settings = TrainSettings.model_validate(found.settings.model_dump())
     made, facts = found.split, ask.model.facts
-    step_s = predicted_step_s(made, facts, settings)
-    limit = limit_line(made, settings)
+    layout = _layout(ask, found, settings)
     asked = ask.asked(len(made.stages))
-    told = paragraph(made, settings, step_s, limit)
+    told = paragraph(made, settings, took_line(layout.step_s, layout.network), layout.limit)
     view = PlanView(
         summary=told if not found.reason else f"This run would wait: {found.reason}.",
         plan_id=None,
@@ -37,26 +41,67 @@ def plan_of(ask: Ask, cards: Sequence[Card], found: Found, left_out: LeftOut) ->
         reason=found.reason,
         model=ask.model.source,
         model_id=ask.config.model.id,
-        layout=Layout(
-            stages=[_planned_stage(ask, stage) for stage in made.stages],
-            limit=limit,
-            idle_share=idle_share(len(made.stages), settings.micro_batches),
-            step_s=step_s,
-            step_is="unknown" if step_s is None else "estimated",
-        ),
+        layout=layout,
         settings=settings,
-        chosen=auto.explain(asked, settings, ask.format.reason),
+        chosen=[
+            *_chosen_split(ask, found, settings, terms),
+            *auto.explain(asked, settings, ask.format.reason),
+        ],
         cards=_card_rows(cards, made, left_out),
         data=_data_at(ask.data, settings),
         config=ask.config,
-        notes=_notes(ask, made, settings),
+        what_if=terms.what_if,
+        notes=[*_notes(ask, found, settings), *_inventory_notes(made, terms)],
     )
     stages = [
         _placed_stage(stage, facts.num_layers, checked=ask.config.memory_check)
         for stage in made.stages
     ]
-    plan_id = name_of(view, stages) if view.fits else None
+    plan_id = name_of(view, stages) if view.fits and not terms.what_if else None
     return Plan(plan_id=plan_id, view=view.model_copy(update={"plan_id": plan_id}), stages=stages)
+
+
+def _layout(ask: Ask, found: Found, settings: TrainSettings) -> Layout:
+    made = found.split
+    pace = _pace(ask, made, settings)
+    step_s = None if pace is None else pace.step_s(made)
+    longest = longest_held(made, ask.model.facts, settings) if not found.reason else None
+    return Layout(
+        stages=[_planned_stage(ask, stage) for stage in made.stages],
+        limit=limit_line(made, settings, longest),
+        idle_share=idle_share(len(made.stages), settings.micro_batches),
+        step_s=step_s,
+        step_is="unknown" if step_s is None else "estimated",
+        bound_s=found.bound_s,
+        network=network_line(pace, made) if pace is not None else "",
+    )
+
+
+def _pace(ask: Ask, made: Split, settings: TrainSettings) -> Pace | None:
+    cards = [one.card for one in made.cards]
+    fellows = fellows_of(cards)
+    known = ask.links if ask.links is not None and not ask.links.unknown(fellows) else None
+    return pace_of(ask.model.facts, settings, cards, known)
+
+
+def _chosen_split(ask: Ask, found: Found, settings: TrainSettings, terms: Terms) -> list[Chosen]:
+    """The split and why, where the leader chose it."""
+    made = found.split
+    if len(made.stages) < 2 or ask.pins.counts:
+        return []
+    pace = _pace(ask, made, settings)
+    kind = "datasheet" if terms.datasheet else "measured"
+    silent = unmeasured([one.card for one in made.cards])
+    if ask.pins.equal:
+        why = "the same number of layers each, as you asked (partition equal)"
+    elif pace is not None:
+        shorter = moved_line(found.tried, pace.number_format, kind)
+        why = shorter or f"by free memory; no layer moved makes a step shorter by {kind} speed"
+    elif silent:
+        why = f"by free memory: no measured speed for {', '.join(silent[:4])}"
+    else:
+        why = "by free memory: the cards have no speed figure in one format"
+    return [Chosen(setting="split", value=made.counts, reason=why)]
 
 
 def waiting_plan(ask: Ask, cards: Sequence[Card], left_out: LeftOut, reason: str) -> Plan:
@@ -100,8 +145,8 @@ def _planned_stage(ask: Ask, stage: Sequence[PlacedCard]) -> PlannedStage:
         cards=[one.card.id for one in stage],
         planned_bytes=sum(one.price.total for one in stage),
         free_bytes=sum(one.card.free_bytes for one in stage),
-        download_bytes=download_of(ask, stage),
-        disk_free_bytes=disk_free(stage),
+        download_bytes=ask.disk.download(stage),
+        disk_free_bytes=disk_free(first.card.fellow),
         sees_tokens=span.is_first or span.is_last,
     )
 
@@ -151,7 +196,8 @@ def _data_at(data: DataShape | None, settings: TrainSettings) -> DataShape | Non
     return data.model_copy(update={"batches": whole, "passes": passes})
 
 
-def _notes(ask: Ask, made: Split, settings: TrainSettings) -> list[str]:
+def _notes(ask: Ask, found: Found, settings: TrainSettings) -> list[str]:
+    made = found.split
     notes = ["memory figures are estimates from the fellows' reports; the stages check them again"]
     if not ask.config.memory_check:
         over = f", {human_bytes(made.missing_bytes)} too much" if made.missing_bytes else ""
@@ -161,9 +207,43 @@ def _notes(ask: Ask, made: Split, settings: TrainSettings) -> list[str]:
             f"1f1b refuses fewer micro-batches ({settings.micro_batches}) than stages "
             f"({len(made.stages)}): gpipe is used"
         )
-    silent = unmeasured(made)
+    silent = unmeasured([one.card for one in made.cards])
     if silent:
         notes.append(
             f"no measured speed for {', '.join(silent[:4])}: the split is by free memory alone"
         )
+    if ask.old:
+        notes.append(
+            f"{', '.join(ask.old[:4])}: an old version, so recompute and chunked loss are left out "
+            "and no more than two fellows train together; update with swarm update"
+        )
+    return [*notes, *_speed_notes(ask, found)]
+
+
+def _speed_notes(ask: Ask, found: Found) -> list[str]:
+    """What the predicted step rests on."""
+    if found.tried is None or len(found.split.stages) < 2:
+        return []
+    notes = []
+    fellows = fellows_of([one.card for one in found.split.cards])
+    gap = ask.links.unknown(fellows) if ask.links is not None else (" ", " ")
+    if gap is not None:
+        hosts = {one.fellow_id: one.cards[0].fellow.hostname for one in fellows}
+        where = f" ({hosts[gap[0]]} to {hosts[gap[1]]})" if gap[0] in hosts else ""
+        notes.append(f"the network is left out of the step: links have no figures{where}")
+    if found.bound_s is not None and found.tried.seconds > found.bound_s * 1.0005:
+        above = 100 * (found.tried.seconds / found.bound_s - 1)
+        notes.append(
+            f"no order of these fellows is faster than {human_seconds(found.bound_s)} a step; "
+            f"this one is within {above:.1f} %"
+        )
+    return notes
+
+
+def _inventory_notes(made: Split, terms: Terms) -> list[str]:
+    if not terms.what_if:
+        return []
+    notes = ["a what-if on an inventory: nothing can be started from it, so it has no plan_id"]
+    if terms.datasheet & {one.card.id for one in made.cards}:
+        notes.append("speeds are datasheet figures: compare plans by them, real steps take longer")
     return notes

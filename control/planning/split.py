@@ -1,23 +1,23 @@
 """Splits a model's layers over fellows, and each fellow's share over its cards, by real prices.
 
-Pure. For a given order of fellows the split is the one whose fullest card is emptiest, so it fits
-whenever any split of that order does. The order of fellows is `order_of`: one place, kept simple,
-for the exact search over subsets and orders to take over.
+Pure. For a given order of fellows the split by memory is the one whose fullest card is emptiest,
+so it fits whenever any split of that order does. Speed is control.planning.course's matter.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import groupby, pairwise
 
+from control.planning.price_book import PriceBook
 from control.planning.usable import Card
-from stage_runtime.costs import CardPlace, Price, Prices
+from stage_runtime.costs import CardPlace, Price
 from stage_runtime.spread import equal_counts, lay, spans
 from transport.errors import SwarmError
 
 MAX_FELLOWS = 16
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class FellowCards:
     """The usable cards of one fellow, in order of their index."""
 
@@ -100,14 +100,6 @@ def fellows_of(cards: Sequence[Card]) -> list[FellowCards]:
     ]
 
 
-def order_of(fellows: Sequence[FellowCards]) -> list[list[FellowCards]]:
-    """Orders to try, best first: by name; with the two largest at the ends, where tables lie."""
-    stable = sorted(fellows, key=lambda one: one.fellow_id)
-    by_room = sorted(stable, key=lambda one: -one.free_bytes)
-    ends = [by_room[0], *sorted(by_room[2:], key=lambda one: one.fellow_id), *by_room[1:2]]
-    return [stable] if ends == stable else [stable, ends]
-
-
 def pins_of(layer_index: Sequence[int] | None, *, equal: bool, num_layers: int) -> Pins:
     """The pins of a job.
 
@@ -127,22 +119,28 @@ def pins_of(layer_index: Sequence[int] | None, *, equal: bool, num_layers: int) 
     return Pins(counts=tuple(b - a for a, b in pairwise(edges)))
 
 
-def split(fellows: Sequence[FellowCards], prices: Prices, pins: Pins) -> Split:
+def split(fellows: Sequence[FellowCards], prices: PriceBook, pins: Pins) -> Split:
     """Lay the whole model over these fellows in this order. At most one fellow a layer."""
     num_layers = prices.facts.num_layers
     counts = pins.for_stages(num_layers, len(fellows))
-    stages = [_trim(fellow, num_layers) for fellow in fellows]
     if counts is None:
-        counts = _by_memory(stages, prices)
+        counts = _by_memory([_trim(fellow, num_layers) for fellow in fellows], prices)
+    return split_at(fellows, prices, counts)
+
+
+def split_at(fellows: Sequence[FellowCards], prices: PriceBook, counts: Sequence[int]) -> Split:
+    """Lay so many layers on each of these fellows in this order."""
     placed = []
     for stage, (first, last) in enumerate(spans(counts)):
-        cards = _largest(stages[stage], last - first + 1)
-        placed.append(_spread(cards, prices, _Stage(stage, len(stages), first, last)))
+        where = StageLayers(stage, len(fellows), first, last)
+        placed.append(spread(fellows[stage].cards, prices, where))
     return Split(tuple(placed))
 
 
 @dataclass(frozen=True)
-class _Stage:
+class StageLayers:
+    """A stage of a pipeline and its layers."""
+
     index: int
     num_stages: int
     first_layer: int
@@ -159,7 +157,7 @@ def _largest(cards: Sequence[Card], at_most: int) -> tuple[Card, ...]:
     return tuple(card for card in cards if card in kept)
 
 
-def _by_memory(stages: Sequence[tuple[Card, ...]], prices: Prices) -> list[int]:
+def _by_memory(stages: Sequence[tuple[Card, ...]], prices: PriceBook) -> list[int]:
     """Layers of each stage, filling every card of the pipeline to the same share."""
     num_layers = prices.facts.num_layers
     stages = _within(stages, num_layers)
@@ -195,14 +193,16 @@ def _within(stages: Sequence[tuple[Card, ...]], num_layers: int) -> list[tuple[C
     return [tuple(cards) for cards in kept]
 
 
-def _dearest_start(prices: Prices, count: int) -> int:
+def _dearest_start(prices: PriceBook, count: int) -> int:
     """Where a run of layers costs most: from the first layer whose window is passed."""
     last_start = max(0, prices.facts.num_layers - count)
-    return min(last_start, max(1, prices.layer.slides_in(0, prices.facts.num_layers - 1)))
+    return min(last_start, max(1, prices.dearest_layer))
 
 
-def _spread(cards: Sequence[Card], prices: Prices, stage: _Stage) -> tuple[PlacedCard, ...]:
+def spread(cards: Sequence[Card], prices: PriceBook, stage: StageLayers) -> tuple[PlacedCard, ...]:
     """A stage's layers over the fellow's own cards: every card to the same share."""
+    count = stage.last_layer - stage.first_layer + 1
+    cards = _largest(cards, count)
     ends = len(cards) - 1
 
     def place(i: int, first: int, count: int) -> CardPlace:
@@ -215,9 +215,9 @@ def _spread(cards: Sequence[Card], prices: Prices, stage: _Stage) -> tuple[Place
         return prices.of(place(i, first, count), cards[i].device).total
 
     free = [max(1, card.free_bytes) for card in cards]
-    laid = lay(stage.last_layer - stage.first_layer + 1, free, price)
+    counts = lay(count, free, price).layers if ends else (count,)
     placed = []
-    for i, (first, last) in enumerate(spans(laid.layers, stage.first_layer)):
+    for i, (first, last) in enumerate(spans(counts, stage.first_layer)):
         where = place(i, first, last - first + 1)
         placed.append(PlacedCard(cards[i], where, prices.of(where, cards[i].device)))
     return tuple(placed)

@@ -5,10 +5,9 @@ Pure. Every figure here is the planner's own; nothing is priced again.
 
 from collections.abc import Sequence
 
+from control.planning.course import Tried
 from control.planning.split import FellowCards, PlacedCard, Split
 from control.planning.usable import Card
-from stage_runtime.costs import CardPlace
-from stage_runtime.model_facts import ModelFacts
 from transport.api.plans import Kind, PlannedCard, Segment
 from transport.orders import TrainSettings
 from transport.units import human_bytes, human_seconds
@@ -16,6 +15,7 @@ from transport.units import human_bytes, human_seconds
 _PLANNED: tuple[Kind, ...] = (
     "weights",
     "embeddings",
+    "kv_cache",
     "activations",
     "gradients",
     "optimizer",
@@ -32,7 +32,7 @@ def segments(card: Card, placed: PlacedCard | None) -> list[Segment]:
     free = card.free_bytes
     sizes: dict[Kind, int] = {"other": total - free}
     if placed is not None:
-        sizes |= {kind: int(getattr(placed.price, kind)) for kind in _PLANNED}
+        sizes |= {kind: int(getattr(placed.price, kind, 0)) for kind in _PLANNED}
         overflow = placed.missing_bytes
         free = max(0, free - placed.price.total)
         _cut(sizes, overflow)
@@ -72,17 +72,30 @@ def planned_card(card: Card, placed: PlacedCard | None, reason: str) -> PlannedC
     )
 
 
-def limit_line(split: Split, settings: TrainSettings) -> str:
-    """The line that limits the plan."""
+def limit_line(split: Split, settings: TrainSettings, longest: int | None) -> str:
+    """The line that limits the plan.
+
+    Args:
+        longest: tokens a sequence that the cards hold with this placement; None when unknown.
+    """
     fullest = split.fullest
     need, free = fullest.price.total, fullest.card.free_bytes
     share = f"{100 * need / max(1, free):.0f} %"
-    batch = f"{settings.batch_size} x {settings.seq_len} tokens a step"
+    batch = f"{settings.batch_size} x {settings.seq_len:,} tokens a step"
+    holds = f"; the cards hold {longest:,} tokens a sequence as placed" if longest else ""
     past = "past" if fullest.missing_bytes else "of"
     return (
-        f"{batch}, limited by {fullest.card.title}: it would hold {human_bytes(need)} "
+        f"{batch}{holds}, limited by {fullest.card.title}: it would hold {human_bytes(need)} "
         f"{past} {human_bytes(free)} free ({share})"
     )
+
+
+def took_line(step_s: float | None, network: str) -> str:
+    """How long a step takes, and whether the network counts."""
+    if step_s is None:
+        return "The step's length is unknown until every card is measured."
+    counted = "the network counted" if network else "the network left out"
+    return f"A step is predicted at {human_seconds(step_s)}, {counted}."
 
 
 def idle_share(num_stages: int, micro_batches: int) -> float:
@@ -90,52 +103,19 @@ def idle_share(num_stages: int, micro_batches: int) -> float:
     return (num_stages - 1) / (micro_batches + num_stages - 1)
 
 
-def predicted_step_s(split: Split, facts: ModelFacts, settings: TrainSettings) -> float | None:
-    """Seconds of a step by measured card speed; None while a card has no figure.
-
-    Multiplications and additions of forward and backward: 4 a parameter and token with a frozen
-    base, 6 in a full fine-tune, 2 more with recompute. One micro-batch runs through all stages in
-    turn; each further one adds the slowest stage once more. The network is left out.
-    """
-    number_format = _speed_format(split.cards, settings)
-    if number_format is None:
-        return None
-    work = (4 if settings.method == "lora" else 6) + (2 if settings.recompute else 0)
-    tokens = settings.batch_size // settings.micro_batches * settings.seq_len
-    stages = [
-        sum(
-            work * tokens * _params(facts, card.place) / (1e12 * _tflops(card.card, number_format))
-            for card in stage
-        )
-        for stage in split.stages
-    ]
-    return sum(stages) + (settings.micro_batches - 1) * max(stages)
+def moved_line(tried: Tried | None, number_format: str, kind: str) -> str:
+    """Why the layers lie as they do, where speed moved them; "" where it did not."""
+    if tried is None or tried.split.counts == tried.by_memory.counts:
+        return ""
+    now, before = (" + ".join(map(str, one.counts)) for one in (tried.split, tried.by_memory))
+    shorter = 100 * (1 - tried.seconds / tried.memory_seconds)
+    return (
+        f"{now} by {kind} {number_format} speed within each card's memory ({before} by free "
+        f"memory), a step predicted {shorter:.0f} % shorter"
+    )
 
 
-def _speed_format(cards: Sequence[PlacedCard], settings: TrainSettings) -> str | None:
-    """The run's own format when every card has a figure in it, else float32, else None."""
-    for name in (settings.dtype, "float32"):
-        if all(_tflops(card.card, name) > 0 for card in cards):
-            return name
-    return None
-
-
-def _tflops(card: Card, number_format: str) -> float:
-    found = [s.tflops for s in card.report.speeds if s.number_format == number_format]
-    return found[-1] if found else 0.0
-
-
-def _params(facts: ModelFacts, place: CardPlace) -> int:
-    layers = facts.layer_params[place.first_layer : place.last_layer + 1]
-    return sum(layers) + (facts.head_params if place.heads else 0)
-
-
-def unmeasured(split: Split) -> list[str]:
-    """Cards that have no measured speed at all."""
-    return [card.card.title for card in split.cards if not card.card.report.speeds]
-
-
-def paragraph(split: Split, settings: TrainSettings, step_s: float | None, limit: str) -> str:
+def paragraph(split: Split, settings: TrainSettings, took: str, limit: str) -> str:
     """What an agent shows: where it goes, how, how long, and what is in the way."""
     where = "; ".join(
         f"{stage[0].card.fellow.hostname} layers "
@@ -144,13 +124,10 @@ def paragraph(split: Split, settings: TrainSettings, step_s: float | None, limit
     )
     method = f"LoRA rank {settings.lora.rank}" if settings.lora else "full fine-tune"
     lost = idle_share(len(split.stages), settings.micro_batches)
-    took = (
-        f"A step is predicted at {human_seconds(step_s)}, the network left out."
-        if step_s is not None
-        else "The step's length is unknown until every card is measured."
-    )
+    bits = {"nf4": ", weights in 4 bits", "int8": ", weights in 8 bits"}
+    stored = bits.get(settings.quantization, "")
     return (
-        f"{method} in {settings.dtype} over {len(split.stages)} fellow(s): {where}. "
+        f"{method} in {settings.dtype}{stored} over {len(split.stages)} fellow(s): {where}. "
         f"{settings.steps} steps of {settings.batch_size} sequences in {settings.micro_batches} "
         f"micro-batch(es); each fellow idles {100 * lost:.0f} % of a step. {took} Limit: {limit}."
     )

@@ -37,9 +37,20 @@ class FellowNow:
 
 
 Inventory = Sequence[FellowNow]
+LONG_PIPELINES = (0, 1, 0)
+"""The first version whose fellows run more than two stages, recompute and chunked loss."""
 
 
-@dataclass(frozen=True)
+def is_old(fellow: FellowNow) -> bool:
+    """Whether a fellow runs a version from before longer pipelines."""
+    if fellow.heartbeat is None:
+        return False
+    told = fellow.heartbeat.machine.version.split("+")[0].split(".")[:3]
+    numbers = [int(part) for part in told if part.isascii() and part.isdecimal()]
+    return bool(numbers) and tuple(numbers) < LONG_PIPELINES
+
+
+@dataclass(frozen=True, eq=False)
 class Card:
     """A card of the pool: usable when `reason` is empty."""
 

@@ -155,6 +155,7 @@ def good(world: OpenLeader, name: str) -> dict[str, Any]:
         "buckets_add": {"pool": POOL, "bucket": "words", "name": "b.txt", "content": "the word"},
         "buckets_list": {"pool": POOL},
         "models_list": {"pool": POOL},
+        "models_plan": {"pool": POOL, "model": "local:tiny", "context_tokens": 16},
         "models_add": {"name": "tiny", "finish": True},
         "models_export": job,
     }

@@ -19,16 +19,18 @@ ENDED: tuple[JobState, ...] = ("completed", "failed", "cancelled")
 class JobsPlan(Ask):
     """Show where a training job would run and what every card would hold. Starts nothing.
 
-    Answers with every card of the pool (used, or left out with the reason), the layers of each
-    stage, the settings the leader chose and why, and a plan_id. jobs_submit with that plan_id
-    starts exactly this plan or refuses with what changed. A plan that does not fit is an answer
-    with fits = false and the reason.
+    Answers with every card (used, or left out with the reason), the layers of each stage, the
+    settings chosen and why, and a plan_id: jobs_submit with it starts exactly this plan or refuses
+    with what changed. A plan that does not fit is an answer, fits = false; offers are changes that
+    help.
     """
 
-    pool: PoolName
-    """owner/name."""
+    pool: PoolName | None = None
+    """owner/name. Left out only with an inventory."""
     config: JobConfig
     """The job file."""
+    inventory: Annotated[dict[str, Any], Field(max_length=16)] | None = None
+    """Plan for these cards, not the pool's: see `swarm agent-docs inventory`."""
 
 
 class JobsSubmit(Change):

@@ -16,6 +16,7 @@ Kind = Literal[
     "other",
     "weights",
     "embeddings",
+    "kv_cache",
     "activations",
     "gradients",
     "optimizer",
@@ -92,6 +93,24 @@ class Layout(Model):
     step_s: float | None
     """Predicted; null while a card has no measured speed."""
     step_is: Literal["measured", "estimated", "unknown"]
+    bound_s: float | None = None
+    """No order of these fellows has a shorter predicted step than this; null where speeds are
+    unknown.
+    """
+    network: str = ""
+    """The line that limits a step, or that compression would pay; "" when links have no figures."""
+
+
+class Offer(Model):
+    """A small change with which the job fits, or is faster: a plan of its own."""
+
+    change: str
+    """In words."""
+    plan_id: PlanId | None
+    """For jobs_submit with this config; null when nothing can be started from it (a what-if)."""
+    step_s: float | None
+    """Predicted."""
+    config: JobConfig
 
 
 class DataShape(Model):
@@ -128,5 +147,9 @@ class PlanView(Answer):
     cards: list[PlannedCard]
     data: DataShape | None
     config: JobConfig
+    what_if: bool = False
+    """Planned on an inventory instead of the live pool: nothing can be started from it."""
+    offers: list[Offer] = []
+    """Up to three changes that help, smallest first."""
     notes: list[str] = []
     """What a reader should know: estimates, features not yet offered, schedules changed."""

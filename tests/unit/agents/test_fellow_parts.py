@@ -299,7 +299,8 @@ async def test_a_card_that_cannot_be_measured_says_why(program: str, says: str) 
         free_bytes=1,
         number_formats=["float32"],
     )
+    others = set(psutil.Process(os.getpid()).children())  # of other tests' fixtures
     told = await measure(card, "m", (sys.executable, "-c", program))
     assert told.speeds == []
     assert says in told.error
-    assert psutil.Process(os.getpid()).children() == []
+    assert set(psutil.Process(os.getpid()).children()) <= others

@@ -57,3 +57,36 @@ SMOLLM2: dict[str, Any] = {
     "bos_token_id": 1,
     "eos_token_id": 2,
 }
+PRICED_ONLY: dict[str, dict[str, Any]] = {
+    "gemma2": {
+        "model_type": "gemma2",
+        "head_dim": 64,
+        "sliding_window": 128,
+        **_BASE,
+        "tie_word_embeddings": True,
+    },
+    "mixtral": {
+        "model_type": "mixtral",
+        "num_local_experts": 4,
+        "num_experts_per_tok": 2,
+        "sliding_window": None,
+        **_BASE,
+    },
+    "qwen3_moe": {
+        "model_type": "qwen3_moe",
+        "head_dim": 64,
+        "num_experts": 8,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 128,
+        **_BASE,
+    },
+    "gpt_oss": {
+        "model_type": "gpt_oss",
+        "head_dim": 64,
+        "num_local_experts": 4,
+        "num_experts_per_tok": 2,
+        "sliding_window": 64,
+        **_BASE,
+    },
+}
+"""Families that are priced, but that no stage runs yet."""

@@ -62,8 +62,8 @@ def settings_of(case: Case) -> TrainSettings:
 def priced(case: Case) -> Price:
     first = case.stage * case.layers
     place = CardPlace(case.stage, case.num_stages, first, first + case.layers - 1)
-    # The counted stages are built, not loaded: price a card that loading adds nothing to.
-    return Prices(facts_from_config(case.config), settings_of(case)).of(place, Device("cuda"))
+    # The counted stages are built, not loaded.
+    return Prices(facts_from_config(case.config), settings_of(case)).at_step(place, CPU)
 
 
 def agreement(case: Case) -> float:

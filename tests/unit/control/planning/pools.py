@@ -80,9 +80,8 @@ def a_fellow(
         memory_bytes=16 * GB,
         memory_free_bytes=12 * GB,
         disk_free_bytes=None if disk_gb is None else int(disk_gb * GB),
-        version="0.1.0",
         listen_address="127.0.0.1",
-        **({"features": ["stage", "lora", "full"]} | more),
+        **({"features": ["stage", "lora", "full"], "version": "0.1.0"} | more),
     )
     heartbeat = Heartbeat(
         protocol=1, fellow_id=fellow_id, machine=machine, cards=list(cards or (a_card(),))

@@ -19,7 +19,7 @@ def _asked(num_stages: int = 2, sequences: int | None = None, **job: Any) -> aut
 
 
 def _first(asked: auto.Asked) -> TrainSettings:
-    return next(auto.trials(asked, recompute=bool(asked.config.train.recompute)))
+    return next(auto.trials(asked, auto.Saving(bool(asked.config.train.recompute), "none")))
 
 
 def _cards(*cards: Any) -> list[Card]:
@@ -66,9 +66,9 @@ def test_micro_batches_are_the_largest_divisor_up_to_twice_the_stages(
 
 
 def test_batches_are_tried_from_32_down_and_a_set_one_is_the_only_one() -> None:
-    tried = [one.batch_size for one in auto.trials(_asked(), recompute=False)]
+    tried = [one.batch_size for one in auto.trials(_asked(), auto.Saving(False, "none"))]
     assert tried == [32, 16, 8, 4, 2, 1]
-    fixed = auto.trials(_asked(train__batch_size=6), recompute=True)
+    fixed = auto.trials(_asked(train__batch_size=6), auto.Saving(True, "none"))
     assert [(one.recompute, one.batch_size) for one in fixed] == [(True, 6)]
 
 
@@ -78,7 +78,8 @@ def test_batches_are_tried_from_32_down_and_a_set_one_is_the_only_one() -> None:
 def test_recompute_is_tried_last_and_never_against_the_callers_word(
     asked: bool | None, choices: tuple[bool, ...]
 ) -> None:
-    assert auto.recompute_choices(a_job(train__recompute=asked)) == choices
+    told = auto.savings(a_job(train__recompute=asked), "none")
+    assert tuple(one.recompute for one in told) == choices
 
 
 def test_an_automatic_batch_is_never_larger_than_the_data_nor_against_the_micro_batches() -> None:
@@ -163,10 +164,9 @@ def test_a_full_fine_tune_never_takes_float16_by_itself() -> None:
     "job",
     [
         {"method": "boundary"},
-        {"model": {"id": "local:demo", "quantization": {"bits": 4}}},
+        {"method": "full", "model": {"id": "local:demo", "quantization": {"bits": 4}}},
         {"compression": {"kind": "learned"}},
         {"data": {"dataset": "wikitext"}},
-        {"maximize": "seq_len"},
         {"train__seq_len": 100_000},
         {"model": {"id": "local:demo", "lora": {"target_modules": ["c_attn"]}}},
     ],

@@ -2,7 +2,7 @@
 
 import pytest
 
-from control.planning.difference import difference, holds
+from control.planning.difference import between, difference, holds
 from control.planning.place import place
 from control.planning.plan import Plan
 from control.planning.usable import FellowNow
@@ -64,3 +64,22 @@ def test_another_revision_of_the_model_is_a_change(plan: Plan) -> None:
 def test_a_plan_that_does_not_fit_never_holds() -> None:
     poor = [a_fellow("a", a_card(gb=0.1))]
     assert not holds(place(a_model(), a_job(), poor), poor)
+
+
+def test_two_plans_differ_in_layers_settings_and_fit_and_a_plan_not_from_itself(plan: Plan) -> None:
+    assert between(plan, plan) == []
+    alone = place(a_model(), a_job(train__batch_size=8), _pool()[:1])
+    told = between(plan, alone)
+    assert told[:2] == ["host-a: layers 0-13 -> layers 0-29", "host-b: layers 14-29 -> not used"]
+    assert "micro_batches: 4 -> 2" in told
+    waits = place(a_model(), a_job(train__batch_size=8), [a_fellow("a", a_card(gb=0.1))])
+    assert between(plan, waits)[0].startswith("it would wait: ")
+
+
+def test_two_plans_of_measured_cards_differ_in_the_step_as_well() -> None:
+    def timed(tflops: float) -> Plan:
+        pool = [a_fellow("a", a_card(gb=2.0, tflops={"float32": tflops}))]
+        return place(a_model(), a_job(train__batch_size=8), pool)
+
+    (told,) = between(timed(1.0), timed(2.0))
+    assert told.startswith("a predicted step: ")

@@ -362,3 +362,11 @@ def test_the_number_format_of_the_job_is_what_every_card_can_run() -> None:
         a_model(SMOLLM2), a_job(model={"id": "local:demo", "dtype": "float16"}), [old, new]
     )
     assert _reasons(asked) == {"host-a": "does not run float16"}
+
+
+def test_where_no_card_has_room_each_is_told_its_floor_and_not_a_format() -> None:
+    small = a_fellow("a", a_card(0, 1, kind="cuda", formats=["float32", "float16"]))
+    large = a_fellow("b", a_card(0, 2, kind="cuda", formats=["float32", "float16", "bfloat16"]))
+    plan = place(a_model(QWEN3_14B), a_job(train__seq_len=32_768), [small, large])
+    assert not plan.fits
+    assert all("floor" in reason for reason in _reasons(plan).values()), _reasons(plan)

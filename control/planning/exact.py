@@ -1,0 +1,269 @@
+"""The exact split: layers of each stage, for a fixed order, so that a step is shortest.
+
+Pure numbers; knows neither cards nor models. A step of M micro-batches costs the sum of all stages
+and M - 1 times the slowest. For every limit on the slowest stage the cheapest sum is found exactly
+(greedily where a stage's cost rises evenly, by dynamic programming where it does not or where cost
+depends on the place of the layers), and the limits are searched by bisection: between two limits
+no split can be better than the sum at the higher one with the lower one as slowest.
+"""
+
+import math
+from bisect import bisect_right
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import pairwise
+
+Curve = Sequence[float]
+"""Seconds of one micro-batch on a stage with 0, 1, ... L layers; inf where it cannot hold them."""
+CutCost = Callable[[int, int, int], float]
+"""(stage, its first layer, layers) -> seconds of one micro-batch; inf where it cannot hold them."""
+
+NEAR = 1e-12
+
+
+@dataclass(frozen=True)
+class Best:
+    """The shortest step: its length, and the layers of each stage."""
+
+    seconds: float
+    counts: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class _At:
+    """The cheapest sum in which no stage is slower than a limit."""
+
+    total: float
+    slowest: float
+    counts: tuple[int, ...]
+
+
+def best_counts(
+    curves: Sequence[Curve], num_layers: int, parts: int, floor_s: float = 0.0
+) -> Best | None:
+    """The counts with the shortest step; None when no counts fit.
+
+    Args:
+        curves: of each stage; index 0 is finite only where a stage may be skipped.
+        parts: micro-batches.
+        floor_s: what each further micro-batch costs at least (the slowest link).
+    """
+    limits = sorted({cost for curve in curves for cost in curve if cost < math.inf})
+    return _bisect(limits, _Sums(curves, num_layers).at, parts, floor_s)
+
+
+def best_cuts(
+    cost: CutCost, num_stages: int, num_layers: int, parts: int, floor_s: float = 0.0
+) -> Best | None:
+    """The same where a stage's cost depends on which layers it holds, not on how many alone."""
+    table = _cut_table(cost, num_stages, num_layers)
+    limits = sorted({c for row in table for costs in row for c in costs})
+    return _bisect(limits, lambda limit: _cut_sum(table, num_layers, limit), parts, floor_s)
+
+
+def _bisect(
+    limits: Sequence[float], at: Callable[[float], _At | None], parts: int, floor_s: float
+) -> Best | None:
+    found = at(limits[-1]) if limits else None
+    if found is None:
+        return None
+    more = parts - 1
+
+    def seconds(one: _At) -> float:
+        return one.total + more * max(floor_s, one.slowest)
+
+    best = found
+    spans = [(0, len(limits) - 1, found)]
+    while spans and more:
+        low, high, top = spans.pop()
+        least = top.total + more * max(floor_s, limits[low])
+        if low >= high or least >= seconds(best) * (1 - NEAR):
+            continue
+        middle = (low + high) // 2
+        found = at(limits[middle])
+        spans.append((middle + 1, high, top))
+        if found is not None:
+            best = min(best, found, key=seconds)
+            spans.append((low, middle, found))
+    return Best(seconds(best), best.counts)
+
+
+@dataclass(frozen=True)
+class _Even:
+    """A stage whose cost rises by the same or more with each layer: steps of equal rise."""
+
+    stage: int
+    low: int
+    curve: Curve
+    high: int
+
+    def at_most(self, limit: float) -> int:
+        """The most layers that cost no more than the limit; below `low` when none."""
+        end = bisect_right(self.curve, limit * (1 + NEAR), self.low, self.high + 1)
+        return end - 1
+
+    def rises(self) -> list[tuple[float, int, int]]:
+        """(seconds of one more layer, stage, the count up to which that holds)."""
+        blocks: list[tuple[float, int, int]] = []
+        for count in range(self.low + 1, self.high + 1):
+            rise = self.curve[count] - self.curve[count - 1]
+            if blocks and rise <= blocks[-1][0] * (1 + 1e-9):
+                blocks[-1] = (blocks[-1][0], self.stage, count)
+            else:
+                blocks.append((rise, self.stage, count))
+        return blocks
+
+
+def _even(stage: int, curve: Curve) -> _Even | None:
+    """The stage as an even one, or None: its counts have holes, or its rises fall."""
+    allowed = [count for count, cost in enumerate(curve) if cost < math.inf]
+    if not allowed or allowed[-1] - allowed[0] + 1 != len(allowed):
+        return None
+    low, high = allowed[0], allowed[-1]
+    rises = [curve[n + 1] - curve[n] for n in range(low, high)]
+    grows = all(b >= a * (1 - 1e-9) for a, b in pairwise(rises))
+    return _Even(stage, low, curve, high) if grows and min(rises, default=0) >= 0 else None
+
+
+@dataclass(frozen=True)
+class _Sums:
+    """Cheapest sums under a limit."""
+
+    curves: Sequence[Curve]
+    num_layers: int
+
+    @cached_property
+    def even(self) -> list[_Even]:
+        """The stages that a greedy fill serves exactly."""
+        return [one for stage, curve in enumerate(self.curves) if (one := _even(stage, curve))]
+
+    @cached_property
+    def uneven(self) -> list[int]:
+        """The other stages."""
+        known = {one.stage for one in self.even}
+        return [stage for stage in range(len(self.curves)) if stage not in known]
+
+    @cached_property
+    def rises(self) -> list[tuple[float, int, int]]:
+        """All rises, cheapest first; those of one stage in order of its layers."""
+        return sorted(rise for one in self.even for rise in one.rises())
+
+    def at(self, limit: float) -> _At | None:
+        """The cheapest sum of all layers in which no stage costs more than the limit."""
+        most = {one.stage: one.at_most(limit) for one in self.even}
+        if any(most[one.stage] < one.low for one in self.even):
+            return None
+        if not self.uneven:
+            left = self.num_layers - sum(one.low for one in self.even)
+            filled = self._fill(most, left)
+            return None if filled is None else self._told(filled)
+        return self._with_uneven(limit, most)
+
+    def _fill(self, most: dict[int, int], left: int) -> list[int] | None:
+        """Counts with `left` layers laid where one more is cheapest; None when they do not fit."""
+        counts = [0] * len(self.curves)
+        for one in self.even:
+            counts[one.stage] = one.low
+        if left < 0:
+            return None
+        for _, stage, end in self.rises:
+            if left == 0:
+                break
+            taken = min(left, max(0, min(end, most[stage]) - counts[stage]))
+            counts[stage] += taken
+            left -= taken
+        return counts if left == 0 else None
+
+    def _told(self, counts: Sequence[int]) -> _At:
+        costs = [curve[count] for curve, count in zip(self.curves, counts)]
+        return _At(math.fsum(costs), max(costs), tuple(counts))
+
+    def _with_uneven(self, limit: float, most: dict[int, int]) -> _At | None:
+        """Uneven stages by dynamic programming over the layers left for the even ones."""
+        sums, chosen = [0.0] + [math.inf] * self.num_layers, []
+        for stage in self.uneven:
+            sums, picks = _joined(sums, self.curves[stage], limit)
+            chosen.append(picks)
+        base = sum(one.low for one in self.even)
+        rest = self._even_sums(most, self.num_layers - base)
+        ends = [
+            (sums[used] + rest[self.num_layers - base - used], used)
+            for used in range(self.num_layers - base + 1)
+        ]
+        total, used = min(ends, default=(math.inf, 0))
+        if total == math.inf:
+            return None
+        counts = self._fill(most, self.num_layers - base - used)
+        assert counts is not None
+        for stage, picks in zip(reversed(self.uneven), reversed(chosen)):
+            counts[stage] = picks[used]
+            used -= picks[used]
+        return self._told(counts)
+
+    def _even_sums(self, most: dict[int, int], up_to: int) -> list[float]:
+        """Cheapest sum of the even stages with 0, 1, ... further layers."""
+        counts = {one.stage: one.low for one in self.even}
+        sums = [math.fsum(one.curve[one.low] for one in self.even)]
+        for rise, stage, end in self.rises:
+            taken = max(0, min(end, most[stage]) - counts[stage])
+            counts[stage] += taken
+            sums += [sums[-1] + rise * (i + 1) for i in range(min(taken, up_to + 1 - len(sums)))]
+        return (sums + [math.inf] * (up_to + 1))[: up_to + 1] if up_to >= 0 else []
+
+
+def _joined(sums: Sequence[float], curve: Curve, limit: float) -> tuple[list[float], list[int]]:
+    """Sums with one more stage, and how many layers it takes of each."""
+    allowed = [(n, c) for n, c in enumerate(curve) if c <= limit * (1 + NEAR)]
+    joined, picks = [math.inf] * len(sums), [0] * len(sums)
+    for before, total in enumerate(sums):
+        if total == math.inf:
+            continue
+        for count, cost in allowed:
+            after = before + count
+            if after < len(joined) and total + cost < joined[after]:
+                joined[after], picks[after] = total + cost, count
+    return joined, picks
+
+
+def _cut_table(cost: CutCost, num_stages: int, num_layers: int) -> list[list[list[float]]]:
+    """[stage][first layer] -> seconds with 1, 2, ... layers, up to the first that do not fit."""
+    table = []
+    for stage in range(num_stages):
+        later = num_stages - 1 - stage
+        row: list[list[float]] = []
+        for first in range(num_layers):
+            costs: list[float] = []
+            if first >= stage and (stage > 0 or first == 0):
+                for count in range(1, num_layers - first - later + 1):
+                    seconds = cost(stage, first, count)
+                    if seconds == math.inf:
+                        break
+                    costs.append(seconds)
+            row.append(costs)
+        table.append(row)
+    return table
+
+
+def _cut_sum(table: list[list[list[float]]], num_layers: int, limit: float) -> _At | None:
+    sums, chosen = [0.0] + [math.inf] * num_layers, []
+    for row in table:
+        joined, picks = [math.inf] * (num_layers + 1), [0] * (num_layers + 1)
+        for first, costs in enumerate(row):
+            if sums[first] == math.inf:
+                continue
+            for count, cost in enumerate(costs, start=1):
+                if cost <= limit * (1 + NEAR) and sums[first] + cost < joined[first + count]:
+                    joined[first + count], picks[first + count] = sums[first] + cost, count
+        sums = joined
+        chosen.append(picks)
+    if sums[num_layers] == math.inf:
+        return None
+    counts, end = [], num_layers
+    for picks in reversed(chosen):
+        counts.append(picks[end])
+        end -= picks[end]
+    counts.reverse()
+    firsts = [sum(counts[:stage]) for stage in range(len(counts))]
+    costs = [table[s][first][n - 1] for s, (first, n) in enumerate(zip(firsts, counts))]
+    return _At(math.fsum(costs), max(costs), tuple(counts))

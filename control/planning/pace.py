@@ -1,0 +1,237 @@
+"""Predicts how long a step takes: compute by card speed, and the network where it has figures.
+
+Pure. One micro-batch runs through all stages in turn; each further one adds the slowest resource
+once more: a stage, or a link in one direction (full duplex), or all that one fellow sends or takes.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+from control.planning.split import FellowCards, PlacedCard, Split
+from control.planning.usable import Card
+from stage_runtime.model_facts import ModelFacts
+from transport.orders import TrainSettings
+from transport.units import human_seconds
+
+_HALF = ("bfloat16", "float16")
+_NUMBER_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+
+
+@dataclass(frozen=True)
+class Link:
+    """One direction between two fellows."""
+
+    bytes_per_s: float
+    latency_s: float
+
+
+@dataclass(frozen=True)
+class Uplink:
+    """A fellow's own line: both directions, and the time to the middle of the network."""
+
+    up_bytes_per_s: float
+    down_bytes_per_s: float
+    latency_s: float = 0.0
+
+
+@dataclass(frozen=True)
+class Links:
+    """What is known of the network: by pair (directed), or by fellow."""
+
+    pairs: Mapping[tuple[str, str], Link] = field(default_factory=dict)
+    fellows: Mapping[str, Uplink] = field(default_factory=dict)
+
+    def between(self, sender: str, taker: str) -> Link | None:
+        """One direction; None without a figure."""
+        if (sender, taker) in self.pairs:
+            return self.pairs[sender, taker]
+        one, other = self.fellows.get(sender), self.fellows.get(taker)
+        if one is None or other is None:
+            return None
+        rate = min(one.up_bytes_per_s, other.down_bytes_per_s)
+        return Link(rate, one.latency_s + other.latency_s)
+
+    def unknown(self, fellows: Sequence[FellowCards]) -> tuple[str, str] | None:
+        """Two of these fellows without a figure between them; None when all have one."""
+        names = [one.fellow_id for one in fellows]
+        return next(
+            ((a, b) for a in names for b in names if a != b and self.between(a, b) is None), None
+        )
+
+
+@dataclass(frozen=True)
+class Network:
+    """What the network adds to a step of one order of fellows."""
+
+    fill_s: float = 0.0
+    """Once a step: each boundary crossed forward and backward."""
+    floor_s: float = 0.0
+    """The busiest line: each further micro-batch costs at least this."""
+    limiting: str = ""
+    """That line, in words."""
+
+
+@dataclass(frozen=True)
+class Pace:
+    """How fast the steps of one job are on these cards."""
+
+    facts: ModelFacts
+    settings: TrainSettings
+    number_format: str
+    """Of the speed figures."""
+    links: Links | None = None
+    """None: the network is left out."""
+
+    @property
+    def parts(self) -> int:
+        """Micro-batches."""
+        return self.settings.micro_batches
+
+    @property
+    def tokens(self) -> int:
+        """Of a micro-batch."""
+        return self.settings.batch_size // self.settings.micro_batches * self.settings.seq_len
+
+    @property
+    def hidden_bytes(self) -> int:
+        """Of a micro-batch, across a boundary, in one direction."""
+        return self.tokens * self.facts.hidden * _NUMBER_BYTES[self.settings.dtype]
+
+    def seconds(self, card: Card, params: int) -> float:
+        """Of one micro-batch forward and backward through so many parameters.
+
+        Operations: 4 a parameter and token with a frozen base, 6 in a full fine-tune, 2 more with
+        recompute.
+        """
+        full = self.settings.method == "full"
+        work = (6 if full else 4) + (2 if self.settings.recompute else 0)
+        return work * self.tokens * params / (1e12 * tflops(card, self.number_format))
+
+    def layer_params(self, layer: int) -> int:
+        """Parameters that a token runs through in a layer: of experts those it is routed to."""
+        facts, experts = self.facts, self.facts.experts
+        idle = 0
+        if experts is not None:
+            idle = 3 * (experts.count - experts.per_token) * experts.width * facts.hidden
+        return facts.layer_params[layer] - idle
+
+    def stage_s(self, stage: Sequence[PlacedCard]) -> float:
+        """Of one micro-batch on a placed stage."""
+        return sum(self.seconds(one.card, self._params(one)) for one in stage)
+
+    def _params(self, one: PlacedCard) -> int:
+        layers = range(one.place.first_layer, one.place.last_layer + 1)
+        head = self.facts.head_params if one.place.heads else 0
+        return sum(map(self.layer_params, layers)) + head
+
+    def network(self, names: Sequence[str], share: float = 1.0) -> Network:
+        """Of an order of fellows; `share` of the bytes crosses (compression)."""
+        if self.links is None or len(names) < 2:
+            return Network()
+        size = self.hidden_bytes * share
+        fill, lines = 0.0, dict[str, float]()
+        for one, other in pairwise(names):
+            for sender, taker in ((one, other), (other, one)):
+                link = self.links.between(sender, taker)
+                assert link is not None
+                fill += size / link.bytes_per_s + link.latency_s
+                told = f"{sender} to {taker} at {human_rate(link.bytes_per_s)}"
+                lines[told] = size / link.bytes_per_s
+                self._add_own_lines(lines, sender, taker, size)
+        worst = max(lines, key=lambda name: lines[name])
+        return Network(fill, lines[worst], worst)
+
+    def _add_own_lines(self, lines: dict[str, float], sender: str, taker: str, size: float) -> None:
+        """An inner fellow's one line carries what it sends to both neighbours."""
+        assert self.links is not None
+        if (sender, taker) in self.links.pairs:
+            return
+        up = self.links.fellows[sender].up_bytes_per_s
+        down = self.links.fellows[taker].down_bytes_per_s
+        for told, rate in ((f"{sender}'s uplink", up), (f"{taker}'s downlink", down)):
+            name = f"{told} of {human_rate(rate)}"
+            lines[name] = lines.get(name, 0.0) + size / rate
+
+    def inner_s(self, fellow_id: str) -> float:
+        """What a micro-batch costs at least on a fellow's own line when it has two neighbours; 0
+        where links are told by pair.
+        """
+        links = self.links
+        if links is None or fellow_id not in links.fellows:
+            return 0.0
+        if any(fellow_id in pair for pair in links.pairs):
+            return 0.0
+        own = links.fellows[fellow_id]
+        return 2 * self.hidden_bytes / min(own.up_bytes_per_s, own.down_bytes_per_s)
+
+    def step_s(self, split: Split, share: float = 1.0) -> float:
+        """The predicted step of a split."""
+        stages = [self.stage_s(stage) for stage in split.stages]
+        net = self.network(names_of(split), share)
+        return sum(stages) + net.fill_s + (self.parts - 1) * max(*stages, net.floor_s, 0.0)
+
+
+def names_of(split: Split) -> list[str]:
+    """The fellows of a split, in pipeline order."""
+    return [stage[0].card.fellow.fellow_id for stage in split.stages]
+
+
+COMPRESSED = 0.25
+PAYS = 0.05
+
+
+def network_line(pace: Pace, split: Split) -> str:
+    """The line that limits a step and whether compression pays; "" without figures."""
+    names = names_of(split)
+    if pace.links is None or len(names) < 2:
+        return ""
+    net, step = pace.network(names), pace.step_s(split)
+    saved = 1 - pace.step_s(split, COMPRESSED) / step
+    slowest = max(map(pace.stage_s, split.stages))
+    words = net.limiting
+    for stage in split.stages:
+        fellow = stage[0].card.fellow
+        words = words.replace(fellow.fellow_id, fellow.hostname)
+    held = "limits the step" if net.floor_s > slowest else "is the slowest line, hidden by compute"
+    pays = "pays" if saved >= PAYS else "does not pay"
+    return (
+        f"{words} {held}: {human_seconds(net.floor_s)} a micro-batch against "
+        f"{human_seconds(slowest)} of compute; compression to a quarter {pays} "
+        f"({100 * saved:.0f} % shorter)"
+    )
+
+
+def pace_of(
+    facts: ModelFacts, settings: TrainSettings, cards: Sequence[Card], links: Links | None = None
+) -> Pace | None:
+    """The pace of a job over these cards; None while one has no figure."""
+    name = speed_format(cards, settings)
+    return None if name is None else Pace(facts, settings, name, links)
+
+
+def speed_format(cards: Sequence[Card], settings: TrainSettings) -> str | None:
+    """The run's own format when every card has a figure in it, the other 16-bit one for a 16-bit
+    run, else float32, else None.
+    """
+    half = [name for name in _HALF if name != settings.dtype] if settings.dtype in _HALF else []
+    for name in (settings.dtype, *half, "float32"):
+        if cards and all(tflops(card, name) > 0 for card in cards):
+            return name
+    return None
+
+
+def tflops(card: Card, number_format: str) -> float:
+    """A card's figure in a format; 0 when it has none."""
+    found = [s.tflops for s in card.report.speeds if s.number_format == number_format]
+    return found[-1] if found else 0.0
+
+
+def human_rate(bytes_per_s: float) -> str:
+    """A line's rate as people name it: "20 Mb/s"."""
+    return f"{8 * bytes_per_s / 1e6:.3g} Mb/s"
+
+
+def unmeasured(cards: Sequence[Card]) -> list[str]:
+    """Cards that have no speed figure at all."""
+    return [card.title for card in cards if not card.report.speeds]

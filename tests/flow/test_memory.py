@@ -1,0 +1,80 @@
+"""What real stages hold at their peak, counted as they run, is what was priced before."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from tests.oracle.checkpoints import BOS, EOS, PAD, VOCAB, write_byte_tokenizer
+from tests.oracle.settings import some_settings
+from tests.oracle.stages import Case, Workers, model_folder, run_to_end
+from tests.oracle.tokens import packed_text
+from transport.orders import LoraSettings
+from transport.reports import MemoryMeasured, StageLoaded
+
+SMOL = {
+    "model_type": "llama",
+    "hidden_size": 576,
+    "intermediate_size": 1536,
+    "num_attention_heads": 9,
+    "num_key_value_heads": 3,
+    "num_hidden_layers": 6,
+    "max_position_embeddings": 2048,
+    "vocab_size": VOCAB,
+    "tie_word_embeddings": True,
+    "pad_token_id": PAD,
+    "bos_token_id": BOS,
+    "eos_token_id": EOS,
+}
+"""SmolLM2-135M's blocks; fewer of them, and a vocabulary of bytes."""
+ATTENTION = ["q_proj", "k_proj", "v_proj", "o_proj"]
+ALL = [*ATTENTION, "gate_proj", "up_proj", "down_proj"]
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A cache folder with the model in it."""
+    cache = tmp_path_factory.mktemp("memory")
+    folder = model_folder(cache, "smol")
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**SMOL), dtype=torch.float32)
+    model.save_pretrained(folder)
+    write_byte_tokenizer(folder)
+    return cache
+
+
+@pytest.mark.parametrize(
+    ("targets", "dtype", "recompute", "micro_batches"),
+    [
+        (ATTENTION, "float32", False, 4),
+        (ALL, "bfloat16", False, 4),
+        (ALL, "float32", True, 2),
+        (ATTENTION, "bfloat16", True, 4),
+    ],
+)
+def test_the_peak_of_every_stage_is_what_was_priced_within_3_percent(
+    workers: Workers,
+    cache: Path,
+    targets: list[str],
+    dtype: str,
+    recompute: bool,
+    micro_batches: int,
+) -> None:
+    settings = some_settings(
+        lora=LoraSettings(rank=8, alpha=16.0, dropout=0.0, target_modules=targets),
+        dtype=dtype,
+        recompute=recompute,
+        micro_batches=micro_batches,
+        steps=2,
+        seq_len=256,
+        eval_sequences=0,
+    )
+    tokens = packed_text(cache, seq_len=256, sequences=8)
+    case = Case(cache, "smol", 6, settings, tokens, evaluate_base=False)
+
+    run = run_to_end(workers, case, 3)
+
+    for worker in run.workers:
+        (loaded,), peak = worker.of(StageLoaded), worker.of(MemoryMeasured)[-1]
+        assert peak.how == "counted"
+        assert loaded.priced_bytes == pytest.approx(peak.peak_bytes, rel=0.03)

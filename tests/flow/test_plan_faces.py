@@ -1,0 +1,110 @@
+"""Plans through a real leader: inventories without a pool, offers that can be submitted, pins."""
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.leader_twins import POOL, Pool, job_config, open_pool, write_model
+from transport.api.plans import PlanView
+from transport.errors import SwarmError
+
+TWO_CARDS = {
+    "fellows": [
+        {"name": "atlas", "cards": [{"card": "GTX 1660 SUPER", "count": 2, "free_gb": 5.3}]},
+        {"name": "borealis", "cards": ["RTX A4000"]},
+    ]
+}
+
+
+@pytest.fixture
+async def pool(tmp_path: Path) -> AsyncIterator[Pool]:
+    async with open_pool(tmp_path) as made:
+        await made.add_model(write_model(tmp_path / "model"))
+        await made.add_text()
+        yield made
+
+
+async def _code(made: Pool, operation: str, **ask: Any) -> str:
+    with pytest.raises(SwarmError) as refusal:
+        await made.ask(operation, **ask)
+    return refusal.value.code
+
+
+async def test_an_inventory_is_planned_without_a_pool_or_a_hub_and_cannot_be_submitted(
+    pool: Pool,
+) -> None:
+    config = job_config() | {"model": {"id": "Qwen/Qwen3-14B"}}
+    plan: PlanView = await pool.ask("jobs_plan", config=config, inventory=TWO_CARDS)
+    assert (plan.fits, plan.what_if, plan.plan_id, plan.next) == (True, True, None, [])
+    assert plan.settings is not None
+    assert plan.settings.quantization == "nf4"
+    assert await _code(pool, "jobs_plan", config=config) == "invalid-input"
+    assert await _code(pool, "jobs_plan", config=config, inventory={"cards": []}) == "invalid-input"
+
+
+async def test_an_offer_is_stored_and_can_be_submitted_as_it_is(pool: Pool) -> None:
+    await pool.add_fellow(free_gb=0.0092)
+    config = job_config(batch_size=128, micro_batches=1, seq_len=16)
+    plan: PlanView = await pool.ask("jobs_plan", pool=POOL, config=config)
+    assert not plan.fits
+    offer = plan.offers[0]
+    assert offer.plan_id is not None
+    call = next(one for one in plan.next if "plan_id" in one.arguments)
+    assert call.arguments["plan_id"] == offer.plan_id
+    job = await pool.ask("jobs_submit", **call.arguments)
+    assert (job.state, job.plan_id) == ("starting", offer.plan_id)
+
+
+async def test_the_longest_sequence_is_planned_and_started_with_the_config_that_asked_for_it(
+    pool: Pool,
+) -> None:
+    await pool.add_fellow()
+    config = job_config(batch_size=1) | {"maximize": "seq_len"}
+    plan: PlanView = await pool.ask("jobs_plan", pool=POOL, config=config)
+    assert plan.fits
+    assert plan.config.maximize is None
+    assert plan.config.train.seq_len >= 8
+    job = await pool.ask("jobs_submit", pool=POOL, config=config, plan_id=plan.plan_id)
+    assert job.plan_id == plan.plan_id
+    assert plan.settings is not None
+    order = pool.fellows[0].assignment().order
+    assert order.settings.seq_len == plan.settings.seq_len
+
+
+async def test_a_plan_of_another_pool_is_not_found(pool: Pool) -> None:
+    await pool.add_fellow()
+    plan: PlanView = await pool.ask("jobs_plan", pool=POOL, config=job_config())
+    await pool.ask("pools_create", pool="bob/other")
+    ask = {"config": job_config(), "plan_id": plan.plan_id}
+    assert await _code(pool, "jobs_submit", pool="bob/other", **ask) == "not-found"
+
+
+async def test_a_model_is_planned_for_serving_on_the_pool_and_on_paper(pool: Pool) -> None:
+    fellow = await pool.add_fellow()
+    view = await pool.ask("models_plan", pool=POOL, model="local:tiny", context_tokens=16)
+    assert view.fits
+    assert [stage.fellow_id for stage in view.stages] == [fellow.fellow_id]
+    assert view.plan_id is not None
+    paper = await pool.ask("models_plan", model="Qwen/Qwen3-14B", inventory=TWO_CARDS)
+    assert (paper.fits, paper.what_if, paper.plan_id) == (True, True, None)
+    assert paper.context_tokens == 8192
+    assert await _code(pool, "models_plan", model="local:tiny") == "invalid-input"
+
+
+async def test_a_pin_that_no_longer_holds_is_refused_with_the_new_plan(pool: Pool) -> None:
+    first, second = await pool.add_fellow(), await pool.add_fellow()
+    plan: PlanView = await pool.ask("jobs_plan", pool=POOL, config=job_config())
+    assert len(plan.layout.stages) == 2
+    second.free_bytes = 1000
+    second.beat()
+    ask: dict[str, Any] = {"pool": POOL, "config": job_config()}
+    with pytest.raises(SwarmError) as refusal:
+        await pool.ask("jobs_submit", **ask, plan_id=plan.plan_id)
+    facts = refusal.value.facts
+    assert "1 kB free, the plan needs" in facts["changes"][0]
+    assert first.fellow_id in facts["new_plan"]
+    assert any(told.endswith("-> not used") for told in facts["differs"])
+    job = await pool.ask("jobs_submit", **ask, plan_id=facts["new_plan_id"])
+    assert [stage.fellow_id for stage in job.stages] == [first.fellow_id]

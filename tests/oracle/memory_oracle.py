@@ -1,0 +1,395 @@
+"""Counts the live bytes of a stage's forward and backward without owning the memory.
+
+The stage is transformers' own class cut to a few layers, with peft's own adapters, the engine's
+own blocks, loss and optimizer, run on fake tensors of the model's true sizes. Every storage is
+followed from birth to death by weak reference; weights are registered before anything runs.
+Fused attention is called as the CUDA kernels' own operators: their autograd formulas decide what
+is saved. Knows nothing of prices (a house test keeps it so).
+
+Three things differ from a CUDA card: memory inside kernels is not seen, autograd never adds
+gradients in place while a dispatch mode is on, and autocast follows the CPU's list.
+"""
+
+import os
+import weakref
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, nullcontext
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol
+from unittest.mock import patch
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+import torch
+from peft import LoraConfig, inject_adapter_in_model
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.nn import functional
+from torch.utils._python_dispatch import TorchDispatchMode
+from transformers import AutoConfig, AutoModel, masking_utils
+from transformers.integrations import moe
+
+from stage_runtime.load import Head, NoPositions
+from stage_runtime.loss import chunked_cross_entropy
+from stage_runtime.stage import Block, BlockPlan, Moment
+
+Kernel = Literal["flash", "efficient", "cpu"]
+"""flash: CUDA, from Ampere on. efficient: CUDA before it, heads repeated. cpu: torch's own."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """One stage of a run."""
+
+    config: dict[str, Any]
+    layers: int
+    """On the stage; the model is cut to num_stages times as many."""
+    targets: tuple[str, ...] | None
+    """Modules with adapters; None = full fine-tune."""
+    dtype: torch.dtype = torch.bfloat16
+    rank: int = 8
+    seq_len: int = 1024
+    batch: int = 1
+    micro_batches: int = 1
+    schedule: str = "1f1b"
+    stage: int = 1
+    num_stages: int = 3
+    recompute: bool = False
+    kernel: Kernel = "flash"
+    grouped: bool = True
+    """Experts run in the grouped kernel; else in transformers' fallback."""
+    chunk_tokens: int = 256
+    fake: bool = True
+    narrow_adapters: bool = False
+    """Adapters in the layers' format: peft then keeps each input once."""
+
+    @property
+    def is_first(self) -> bool:
+        return self.stage == 0
+
+    @property
+    def is_last(self) -> bool:
+        return self.stage == self.num_stages - 1
+
+    @property
+    def rows(self) -> int:
+        """Sequences of a micro-batch."""
+        return self.batch // self.micro_batches
+
+    @property
+    def total_layers(self) -> int:
+        """Of the cut model."""
+        return self.layers * self.num_stages
+
+
+@dataclass(frozen=True)
+class Counted:
+    """Bytes at the peak of a step, at the peak of its update, and before the first backward."""
+
+    loaded: int
+    step_peak: int
+    update_peak: int
+    held: int
+
+    @property
+    def peak(self) -> int:
+        return max(self.step_peak, self.update_peak)
+
+
+class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Follows every storage by weak reference. `hold` registers what existed before."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.now = self.peak = 0
+        self._known: dict[int, weakref.ref[Any]] = {}
+
+    def hold(self, tensor: Tensor) -> None:
+        """Count the storage of a tensor, once, until it dies."""
+        storage = tensor.untyped_storage()
+        key = storage._cdata
+        known = self._known.get(key)
+        if known is not None and known() is storage:
+            return
+        size = storage.nbytes()
+
+        def gone(_: Any) -> None:
+            self.now -= size
+            self._known.pop(key, None)
+
+        self._known[key] = weakref.ref(storage, gone)
+        self.now += size
+        self.peak = max(self.peak, self.now)
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        for one in out if isinstance(out, (tuple, list)) else (out,):
+            if isinstance(one, Tensor):
+                self.hold(one)
+        return out
+
+
+def count(case: Case) -> Counted:
+    """Run one step of the case, moments already made, and count."""
+    with ExitStack() as stack:
+        if case.fake:
+            stack.enter_context(FakeTensorMode())
+        stack.enter_context(_kernels(case))
+        torch.manual_seed(0)
+        stage = OracleStage(case)
+        stage.make_moments()
+        run = OneStep(stage)
+        counter = LiveBytes()
+        for tensor in (*stage.tensors(), *run.tensors()):
+            counter.hold(tensor)
+        with counter:
+            loaded = counter.now
+            held = run.step(counter)
+            step_peak = counter.peak
+            counter.peak = counter.now
+            stage.optimizer.step()
+            update_peak = counter.peak
+    return Counted(loaded, step_peak, update_peak, held)
+
+
+@contextmanager
+def _kernels(case: Case) -> Iterator[None]:
+    """Put the CUDA kernels' operators in the places of attention and of the experts' product."""
+    with ExitStack() as stack:
+        if case.fake:
+            # Fake positions have no values to read; real ones here are never packed.
+            stack.enter_context(
+                patch.object(masking_utils, "find_packed_sequence_indices", lambda _: None)
+            )
+        if case.kernel != "cpu":
+            attend = _flash_or_efficient(case.kernel)
+            stack.enter_context(patch.object(functional, "scaled_dot_product_attention", attend))
+        if not case.grouped:
+            stack.enter_context(patch.object(moe, "_can_use_grouped_mm", lambda *_: False))
+        yield
+
+
+def _flash_or_efficient(kernel: Kernel) -> Any:
+    def attend(
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attn_mask: Tensor | None = None,
+        dropout_p: float = 0.0,
+        is_causal: bool = False,
+        scale: float | None = None,
+        enable_gqa: bool = False,
+    ) -> Tensor:
+        if torch.is_autocast_enabled("cpu"):  # as the patched function's own rule says
+            narrow_as = torch.get_autocast_dtype("cpu")
+            query, key, value = (one.to(narrow_as) for one in (query, key, value))
+        flash = kernel == "flash" and attn_mask is None and query.dtype != torch.float32
+        if flash:
+            operator = torch.ops.aten._scaled_dot_product_flash_attention
+            out: Tensor = operator(query, key, value, dropout_p, is_causal, False, scale=scale)[0]
+            return out
+        key, value = _repeated(key, query), _repeated(value, query)
+        bias = None
+        if attn_mask is not None:
+            bias = attn_mask
+            if bias.dtype == torch.bool:
+                narrow = torch.zeros((), dtype=query.dtype)
+                bias = torch.where(bias, narrow, narrow - torch.inf)
+            bias = bias.expand(*query.shape[:3], key.shape[2])
+        operator = torch.ops.aten._scaled_dot_product_efficient_attention
+        found = operator(query, key, value, bias, True, dropout_p, is_causal, scale=scale)
+        wide: Tensor = found[0]
+        return wide
+
+    return attend
+
+
+def _repeated(shared: Tensor, query: Tensor) -> Tensor:
+    repeats = query.shape[1] // shared.shape[1]
+    if repeats == 1:
+        return shared
+    rows, heads, seq_len, width = shared.shape
+    wide = shared[:, :, None].expand(rows, heads, repeats, seq_len, width)
+    return wide.reshape(rows, heads * repeats, seq_len, width)
+
+
+class OracleStage:
+    """A cut model with adapters, or with all parameters trainable."""
+
+    def __init__(self, case: Case) -> None:
+        self.case = case
+        config = _cut_config(case)
+        self.vocab, self.width = config.vocab_size, config.hidden_size
+        if not case.is_first:
+            config.vocab_size, config.pad_token_id = 1, None
+        # A full fine-tune keeps float32 weights and computes in the case's format.
+        kept = torch.float32 if case.targets is None else case.dtype
+        self.autocast = kept != case.dtype
+        model: Any = AutoModel.from_config(config, dtype=kept)
+        self._cut_ends(model)
+        model.config.use_cache = False
+        model.requires_grad_(case.targets is None)
+        if case.targets is not None:
+            self._adapt(model, case.targets)
+        self.head = self._make_head(model, kept)
+        self.model = model.train()
+        self._wrap()
+        trained = [p for p in model.parameters() if p.requires_grad]
+        if self.head is not None and case.targets is None:
+            trained += [p for p in self.head.parameters() if all(p is not q for q in trained)]
+        self.trained = trained
+        single = case.kernel == "cpu"
+        self.optimizer = torch.optim.AdamW(
+            trained, lr=1e-3, weight_decay=0.0, foreach=False, fused=not single
+        )
+
+    def _cut_ends(self, model: Any) -> None:
+        if not self.case.is_last:
+            for name in ("norm", "ln_f", "final_layer_norm", "final_layernorm"):
+                if hasattr(model, name):
+                    setattr(model, name, nn.Identity())
+        if not self.case.is_first:
+            for name in ("embed_tokens", "wte", "embed_in"):
+                if hasattr(model, name):
+                    setattr(model, name, nn.Identity())
+            if hasattr(model, "wpe"):
+                model.wpe = NoPositions()
+
+    def _adapt(self, model: Any, targets: tuple[str, ...]) -> None:
+        lora = LoraConfig(
+            r=self.case.rank,
+            lora_alpha=16,
+            target_modules=list(targets),
+            fan_in_fan_out=model.config.model_type == "gpt2",
+        )
+        # peft moves its new modules to where they already are, which fake weights refuse.
+        with patch.object(nn.Module, "to", lambda module, *_, **__: module):
+            inject_adapter_in_model(lora, model)
+        kept = self.case.dtype if self.case.narrow_adapters else torch.float32
+        for name, module in model.named_modules():
+            if "lora_" in name and isinstance(module, nn.Linear):
+                values = torch.randn(module.weight.shape, dtype=kept)
+                module.weight = nn.Parameter(values / self.case.rank)
+
+    def _make_head(self, model: Any, kept: torch.dtype) -> Head | None:
+        if not self.case.is_last:
+            return None
+        trains = self.case.targets is None
+        tied = model.config.tie_word_embeddings and self.case.is_first
+        softcap = getattr(model.config, "final_logit_softcapping", None)
+        if tied:
+            return Head(model.get_input_embeddings().weight, None, softcap)
+        weight = torch.empty(self.vocab, self.width, dtype=kept)
+        bias = torch.empty(self.vocab, dtype=kept) if model.config.model_type == "phi" else None
+        return Head(
+            nn.Parameter(weight, requires_grad=trains),
+            None if bias is None else nn.Parameter(bias, requires_grad=trains),
+            softcap,
+        )
+
+    def _wrap(self) -> None:
+        blocks = getattr(self.model, "layers", None) or self.model.h
+        plan = BlockPlan(Moment(0), lambda: None, lambda _: None, self.case.recompute, False)
+        for local, block in enumerate(list(blocks)):
+            blocks[local] = Block(block, local, plan, 0, torch.device("cpu"))
+
+    def make_moments(self) -> None:
+        """One update with zero gradients: the optimizer's state exists from then on."""
+        for parameter in self.trained:
+            parameter.grad = torch.zeros_like(parameter)
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+
+    def tensors(self) -> Iterator[Tensor]:
+        """All that is held between steps."""
+        yield from self.model.parameters()
+        yield from self.model.buffers()
+        if self.head is not None:
+            yield from self.head.parameters()
+        for state in self.optimizer.state.values():
+            yield from (one for one in state.values() if isinstance(one, Tensor))
+
+    def forward(self, given: Tensor) -> Tensor:
+        key = "input_ids" if self.case.is_first else "inputs_embeds"
+        with torch.autocast("cpu", self.case.dtype) if self.autocast else nullcontext():
+            out: Tensor = self.model(**{key: given}, use_cache=False).last_hidden_state
+        return out.to(self.case.dtype)
+
+    def loss(self, hidden_BTD: Tensor, labels_BT: Tensor) -> Tensor:
+        """As StageLoss does, but that every position has a target: shapes then need no data."""
+        assert self.head is not None
+        target = labels_BT.reshape(-1)
+        places = torch.arange(target.shape[0])
+        hidden_ND = hidden_BTD.reshape(-1, hidden_BTD.shape[-1])[places]
+        target_N = target[places]
+        return chunked_cross_entropy(
+            hidden_ND, self.head, target_N, chunk_tokens=self.case.chunk_tokens, scale=1.0
+        )[0]
+
+
+def _cut_config(case: Case) -> Any:
+    config = AutoConfig.for_model(**case.config)
+    start = case.stage * case.layers
+    config.num_hidden_layers = case.layers
+    types = getattr(config, "layer_types", None)
+    if types:
+        config.layer_types = list(types)[start : start + case.layers]
+    return config
+
+
+class _Counter(Protocol):
+    now: int
+
+
+class OneStep:
+    """Forward and backward of all micro-batches, in the order of 1F1B or GPipe."""
+
+    def __init__(self, stage: OracleStage) -> None:
+        case = stage.case
+        shape = (case.rows, case.seq_len, stage.width)
+        parts = range(case.micro_batches)
+        self.stage, self.case = stage, case
+
+        def ids() -> list[Tensor]:
+            return [torch.randint(0, stage.vocab, shape[:2]) for _ in parts]
+
+        def hidden() -> list[Tensor]:
+            return [torch.randn(shape, dtype=case.dtype) for _ in parts]
+
+        # Receive buffers of all micro-batches, as PipelineStage makes them at set-up.
+        self.received = ids() if case.is_first else hidden()
+        self.gradients = [] if case.is_last else hidden()
+        self.labels = ids() if case.is_last else []
+        self.waiting: dict[int, tuple[Tensor, Tensor, Tensor]] = {}
+
+    def tensors(self) -> Iterator[Tensor]:
+        """Receive buffers and labels."""
+        yield from (*self.received, *self.gradients, *self.labels)
+
+    def _forward(self, part: int) -> None:
+        given = self.received[part]
+        if not self.case.is_first:
+            given = given.detach().requires_grad_()
+        out = self.stage.forward(given)
+        loss = self.stage.loss(out, self.labels[part]) if self.labels else out
+        self.waiting[part] = (loss, out, given)
+
+    def _backward(self, part: int) -> None:
+        loss, _, given = self.waiting.pop(part)
+        loss.backward(None if self.case.is_last else self.gradients[part])  # type: ignore[no-untyped-call]
+        given.grad = None
+
+    def step(self, counter: _Counter) -> int:
+        """Run it; returns what the counter says before the first backward."""
+        parts, case = self.case.micro_batches, self.case
+        # 1F1B refuses fewer micro-batches than stages: GPipe takes its place.
+        waits = case.schedule == "gpipe" or parts < case.num_stages
+        ahead = parts if waits else min(case.num_stages - case.stage, parts)
+        for part in range(ahead):
+            self._forward(part)
+        held = counter.now
+        for part in range(parts):
+            self._backward(part)
+            if part + ahead < parts:
+                self._forward(part + ahead)
+        return held
