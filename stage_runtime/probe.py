@@ -12,16 +12,16 @@ by UUID, because the driver's order is not torch's. Does not know the pool.
 import argparse
 import json
 import os
-import statistics
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from stage_runtime.speed import CARD_SHAPE, CPU_SHAPE, Shape, tflops
 from transport.cards import CardReport, Holder, NumberFormat, Speed
 
 COMPUTED: dict[str, torch.dtype] = {
@@ -34,8 +34,6 @@ CPU_FORMATS: tuple[NumberFormat, ...] = ("float32", "bfloat16")
 CUDA_FORMATS: tuple[NumberFormat, ...] = ("float32", "bfloat16", "float16")
 SELF_TEST_ERROR = 0.02
 """Largest relative error of a product in 16 bits against float64 that passes."""
-MEASURE_S = 0.4
-CPU_WIDTH, CARD_WIDTH = 768, 4096
 
 
 @dataclass(frozen=True)
@@ -64,33 +62,11 @@ def self_test(device: torch.device, name: str) -> str:
     return ""
 
 
-def tflops(device: torch.device, name: str, width: int, clock: Callable[[], float]) -> float:
-    """Measured speed of square matrix products, 10^12 operations a second: the median of runs."""
-    dtype = COMPUTED[name]
-    left = torch.randn(width, width, device=device).to(dtype)
-    right = torch.randn(width, width, device=device).to(dtype)
-    runs: list[float] = []
-    began = clock()
-    while len(runs) < 3 or clock() - began < MEASURE_S:
-        start = clock()
-        left @ right
-        _wait(device)
-        runs.append(clock() - start)
-        if len(runs) == 1:
-            began = clock()  # the first run compiles and warms up
-    return 2 * width**3 / statistics.median(runs[1:]) / 1e12
-
-
-def _wait(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-
-
 def measure(
-    device: torch.device, formats: Sequence[str], width: int | None = None
+    device: torch.device, formats: Sequence[str], shape: Shape | None = None
 ) -> tuple[list[Speed], str]:
     """(speed in each format that computes rightly, why others were not measured)."""
-    width = width or (CPU_WIDTH if device.type == "cpu" else CARD_WIDTH)
+    shape = shape or (CPU_SHAPE if device.type == "cpu" else CARD_SHAPE)
     speeds: list[Speed] = []
     wrong: list[str] = []
     for name in formats:
@@ -100,7 +76,7 @@ def measure(
         if why:
             wrong.append(why)
             continue
-        figure = tflops(device, name, width, time.perf_counter)
+        figure = tflops(shape, device, COMPUTED[name], time.perf_counter)
         speeds.append(
             Speed.model_validate(
                 {"number_format": name, "tflops": figure, "measured_at": time.time()}

@@ -24,7 +24,9 @@ class Holder(Told):
 
 
 class Speed(Told):
-    """One measured matrix multiplication speed of a card."""
+    """One measured speed of a card: of the work of a stage, forward and back through the frozen
+    matrices of a transformer block (stage_runtime.speed).
+    """
 
     number_format: NumberFormat
     tflops: Annotated[float, Field(gt=0)]

@@ -18,7 +18,8 @@ from transport.cards import CardReport, Speed
 from transport.reports import Measured
 
 PROBE = (sys.executable, "-m", "stage_runtime.probe")
-# Importing torch on a cold disk takes most of it; one matrix multiplication takes milliseconds.
+# Importing torch on a cold disk takes most of it; a figure takes one to two seconds a format, or a
+# few passes of the work on a card that is held far down.
 _LIMIT_S = 120.0
 
 _SPEEDS: TypeAdapter[list[Speed]] = TypeAdapter(list[Speed])

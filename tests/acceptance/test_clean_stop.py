@@ -25,6 +25,7 @@ GONE_S = 10.0
 """In which the others must have stopped."""
 PHASE_S = 15.0
 TRIES = 5
+LONG, LONG_ROWS = 512, 300
 ROWS, HELD_OUT = 300, 64
 """Rows for as many held-out sequences as are ever taken: evaluations that can be caught."""
 
@@ -42,6 +43,8 @@ def pool(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealPool]:
         pool.add_model(write_tiny_model(folder / "tiny", "llama"), "tiny")
         text = "In the beginning was the word, and the word was with them. "
         pool.add_rows("rows", [{"text": f"{number} {text * 3}"} for number in range(ROWS)])
+        # Long held-out sequences: an evaluation that lasts seconds.
+        pool.add_rows("long", [{"text": text * 40} for _ in range(LONG_ROWS)])
         assert complete(pool).state == "completed"
         yield pool
     finally:
@@ -49,19 +52,19 @@ def pool(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealPool]:
     assert killed == [], "a process did not end by itself"
 
 
-def a_config(**train: Any) -> dict[str, Any]:
+def a_config(bucket: str = "rows", **train: Any) -> dict[str, Any]:
     settings = {"steps": 50_000, "seq_len": 32, "batch_size": 4, "eval_sequences": 0}
     return {
         "model": {"id": "local:tiny", "dtype": "float32"},
-        "data": {"bucket": "rows"},
+        "data": {"bucket": bucket},
         "train": {**settings, "learning_rate": 1e-4, **train},
     }
 
 
-def start(pool: RealPool, **train: Any) -> JobView:
+def start(pool: RealPool, bucket: str = "rows", **train: Any) -> JobView:
     """Start a job over all three fellows."""
     pool.wait_ready()
-    return pool.submit(pool.plan(a_config(**train)))
+    return pool.submit(pool.plan(a_config(bucket, **train)))
 
 
 def complete(pool: RealPool) -> JobView:
@@ -195,7 +198,7 @@ def test_a_worker_killed_in_forward_or_backward(pool: RealPool, fellow: int) -> 
 
 
 def test_a_worker_killed_while_it_evaluates(pool: RealPool) -> None:
-    job = start(pool, steps=1, eval_sequences=HELD_OUT)
+    job = start(pool, "long", steps=1, seq_len=LONG, eval_sequences=HELD_OUT)
     victim = worker_of(pool, 1)
     pool.wait_step(job.job_id, 1)
     stage = stage_of(pool, job.job_id, 1)

@@ -24,6 +24,7 @@ SAMPLES: dict[str, Any] = {
     "fellow_id": "f-zzzzzzzz",
     "token_id": "t-zzzzzzzz",
     "config": JOB,
+    "model": "local:tiny",
     "content": "the word",
 }
 # The command line sends whole files and folders there: tests of data and models have them.

@@ -65,6 +65,7 @@ async def test_a_pool_out_of_sight_is_like_one_that_is_not_there(world: World, n
     operation = OPERATIONS[name]
     told = []
     more = {"bucket": "words", "name": "a.txt", "content": "x", "config": JOB, "unpinned": True}
+    more |= {"model": "local:tiny"}
     ask = {key: value for key, value in more.items() if key in operation.asks.model_fields}
     for pool in (POOL, "no/where"):
         one = await world.by_rest(operation, ask | {"pool": pool}, world.elsewhere)

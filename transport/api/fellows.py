@@ -82,7 +82,7 @@ class FellowView(Answer):
 
 
 class FellowsMeasure(Change):
-    """Measure the matrix multiplication speed of each card in each number format it runs.
+    """Measure the speed at which each card trains, in each number format it runs.
 
     Takes some seconds on the machine; refused while it trains. Read the figures with fellows_get.
     """

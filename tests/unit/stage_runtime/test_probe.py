@@ -5,11 +5,14 @@ import json
 import pytest
 import torch
 from torch import Tensor
+from torch.utils.flop_counter import FlopCounterMode
 
-from stage_runtime import probe
+from stage_runtime import probe, speed
+from stage_runtime.speed import Shape, Work, tflops
 from transport.cards import CardReport, Speed
 
 CPU = torch.device("cpu")
+SMALL = Shape(sequences=2, tokens=8, hidden=64, inner=96)
 
 
 def test_a_cpu_budget_is_told_as_a_card_with_proven_formats(
@@ -30,8 +33,8 @@ def test_a_cpu_budget_is_told_as_a_card_with_proven_formats(
 def test_one_card_is_measured_in_the_formats_asked_for(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(probe, "CPU_WIDTH", 64)
-    monkeypatch.setattr(probe, "MEASURE_S", 0.01)
+    monkeypatch.setattr(probe, "CPU_SHAPE", SMALL)
+    monkeypatch.setattr(speed, "MEASURE_S", 0.01)
     words = ["--kind", "cpu", "--uuid", "cpu-0", "--formats", "float32,bfloat16,nf4"]
     assert probe.main(words) == 0
     told = json.loads(capsys.readouterr().out)
@@ -67,11 +70,26 @@ def test_a_format_whose_product_is_wrong_fails_its_self_test(
 
     monkeypatch.setattr(torch.Tensor, "__matmul__", halved)
     assert "bfloat16" in probe.self_test(CPU, "bfloat16")
-    assert probe.measure(CPU, ["bfloat16"], width=16)[0] == []
+    assert probe.measure(CPU, ["bfloat16"], SMALL)[0] == []
 
 
-def test_speed_is_operations_over_the_median_time() -> None:
-    ticks = iter(range(10_000))
-    assert probe.tflops(CPU, "float32", 10, lambda: float(next(ticks))) == pytest.approx(
-        2 * 10**3 / 1e12
-    )
+def test_speed_is_the_operations_of_all_passes_over_their_whole_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Two of three passes go fast and one is held up, as under a quota: a median would hide it."""
+    monkeypatch.setattr(speed, "MEASURE_S", 10.0)
+    readings = iter([0.0, 1.0, 2.0, 12.0])
+    told = tflops(SMALL, CPU, torch.float32, lambda: next(readings))
+    assert told == pytest.approx(3 * SMALL.operations / 12 / 1e12)
+
+
+def test_the_operations_are_those_of_the_work_s_own_products() -> None:
+    work = Work(SMALL, CPU, torch.float32)
+    assert sum(weight.numel() for weight in work.weights.values()) == SMALL.params
+    assert not any(weight.requires_grad for weight in work.weights.values())
+    products = ("mm", "addmm", "bmm")
+    with FlopCounterMode(display=False) as counter:
+        work.run()
+    counted = counter.get_flop_counts()["Global"]
+    found = sum(n for op, n in counted.items() if str(op).removeprefix("aten.") in products)
+    assert found == SMALL.operations
