@@ -4,6 +4,7 @@ One pool of three fellows serves all tests; after each it must complete another 
 open by stopping (SIGSTOP) whoever would end them, so that a kill hits what its name says.
 """
 
+import json
 import signal
 import time
 from collections.abc import Callable, Iterator
@@ -40,7 +41,7 @@ def pool(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealPool]:
     pool = RealPool(folder)
     try:
         pool.join(CARDS)
-        pool.add_model(write_tiny_model(folder / "tiny", "llama"), "tiny")
+        pool.add_model(with_positions(write_tiny_model(folder / "tiny", "llama"), LONG), "tiny")
         text = "In the beginning was the word, and the word was with them. "
         pool.add_rows("rows", [{"text": f"{number} {text * 3}"} for number in range(ROWS)])
         # Long held-out sequences: an evaluation that lasts seconds.
@@ -50,6 +51,14 @@ def pool(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealPool]:
     finally:
         killed = pool.close()
     assert killed == [], "a process did not end by itself"
+
+
+def with_positions(folder: Path, count: int) -> Path:
+    """Let a model of rotary positions, which hold no weights, take longer sequences."""
+    config = json.loads((folder / "config.json").read_text("utf-8"))
+    config["max_position_embeddings"] = count
+    (folder / "config.json").write_text(json.dumps(config), "utf-8")
+    return folder
 
 
 def a_config(bucket: str = "rows", **train: Any) -> dict[str, Any]:

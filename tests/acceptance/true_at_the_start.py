@@ -19,7 +19,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-import psutil
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -127,7 +126,8 @@ def run(pool: RealPool, partition: Partition, micro_batches: int = MICRO_BATCHES
     """Plan a job, run exactly that plan, and compare its step."""
     pool.wait_ready()
     plan = pool.plan(a_config(partition, micro_batches))
-    assert plan.layout is not None and plan.layout.step_s is not None, plan.reason
+    assert plan.layout is not None, plan.reason
+    assert plan.layout.step_s is not None
     job = pool.wait_end(pool.submit(plan).job_id)
     assert job.state == "completed", job.untrusted_error
     rows = pool.client.call(JOBS_RECORDS, JobsRecords(job_id=job.job_id)).steps
