@@ -82,7 +82,7 @@ class Work:
         return self._project("o", mixed_BHTK.transpose(1, 2).flatten(2))
 
     def _heads(self, rows_BTD: Tensor) -> Tensor:
-        return rows_BTD.unflatten(-1, (-1, HEAD_WIDTH)).transpose(1, 2)
+        return rows_BTD.reshape(*rows_BTD.shape[:2], -1, HEAD_WIDTH).transpose(1, 2)
 
     def _project(self, name: str, rows: Tensor) -> Tensor:
         return functional.linear(rows, self.weights[name])

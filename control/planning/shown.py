@@ -192,7 +192,8 @@ def _data_at(data: DataShape | None, settings: TrainSettings) -> DataShape | Non
     if data is None or data.sequences is None:
         return data
     whole = data.sequences // settings.batch_size
-    passes = settings.steps / whole if whole else None
+    # A step takes the next sequences of an endless stream of passes: none are left out at an end.
+    passes = settings.steps * settings.batch_size / data.sequences if data.sequences else None
     return data.model_copy(update={"batches": whole, "passes": passes})
 
 

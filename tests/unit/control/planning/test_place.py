@@ -307,7 +307,7 @@ def test_the_data_sets_batches_and_passes_and_is_refused_when_shorter_than_a_bat
     job = a_job(train__batch_size=8, train__steps=30)
     plan = place(a_model(), job, a_pool(4.0), _data(85))
     assert plan.view.data is not None
-    assert (plan.view.data.batches, plan.view.data.passes) == (10, 3.0)
+    assert (plan.view.data.batches, plan.view.data.passes) == (10, 30 * 8 / 85)
     with pytest.raises(SwarmError, match="shorter than one batch"):
         place(a_model(), job, a_pool(4.0), _data(7))
     small = place(a_model(), a_job(), a_pool(4.0), _data(5))
