@@ -3,8 +3,9 @@
     python -m tests.acceptance.true_at_the_start [--runs N] [--hidden D] [--micro-batches M]
 
 Starts a leader and two fellows as processes, holds one to a quarter of a core by a control group
-(as root), has both measured while it is, and runs the same job as the planner splits it and with
-`partition: equal`. One line for each run: the step predicted, the step measured, their ratio.
+(as root), lets both go before other work, has both measured while that is so, and runs the same
+job as the planner splits it and with `partition: equal`. One line for each run: the step predicted,
+the step measured, their ratio.
 """
 
 import argparse
@@ -22,8 +23,8 @@ from typing import Any, Literal
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from agents.demo.processes import wait_until
-from tests.acceptance.control_group import ControlGroup
+from agents.demo.processes import Child, wait_until
+from tests.acceptance.control_group import ControlGroup, put_first
 from tests.acceptance.real_pool import RealPool
 from tests.oracle.checkpoints import VOCAB, write_byte_tokenizer
 from transport.api.fellows import FELLOWS_GET, FELLOWS_MEASURE, FellowsGet, FellowsMeasure
@@ -81,10 +82,19 @@ def held_pool(folder: Path, group: ControlGroup, hidden: int = HIDDEN) -> Iterat
         pool.join(CARDS)
         pool.add_model(folder / "model", "model")
         pool.add_rows("rows", [{"text": f"{n} In the beginning was. " * 8} for n in range(300)])
-        group.add(pool.fellow_daemons[1].process.pid)
+        quick, held = pool.fellow_daemons
+        put_first(quick.process.pid)
+        group.add(held.process.pid)
+        # Loading torch takes all of a quarter of a core for a while: not what is measured here.
+        wait_until("the forkservers", lambda: all(map(is_warm, (quick, held))), 90, pool.household)
         yield pool
     finally:
         pool.close()
+
+
+def is_warm(daemon: Child) -> bool:
+    """Whether a daemon's forkserver has loaded all that it keeps."""
+    return "forkserver ready" in daemon.log.read_text("utf-8", errors="replace")
 
 
 def measure(pool: RealPool) -> list[float]:
