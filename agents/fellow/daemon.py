@@ -5,6 +5,7 @@ wait on disk. Does not know what a stage computes.
 """
 
 import asyncio
+import contextlib
 import logging
 import signal
 import time
@@ -30,6 +31,7 @@ from transport.orders import DesiredState, MeasureOrder
 
 # Workers get 5 s, unsent reports 2 s: the whole stays below the 10 s that a service gets to stop.
 _FLUSH_S = 2.0
+_WARM_S = 60.0
 
 log = logging.getLogger("swarm.fellow")
 
@@ -73,6 +75,7 @@ class Daemon:
         self._stop = asyncio.Event()
         self._first_answer = asyncio.Event()
         self._beat_now = asyncio.Event()
+        self._warm = asyncio.Event()
         self._failure: SwarmError | None = None
         self._measuring: asyncio.Task[None] | None = None
         address = setting.listen_address or address_towards(identity.leader)
@@ -148,11 +151,14 @@ class Daemon:
 
     async def _warm_up(self) -> None:
         if not isinstance(self._launcher, WarmLauncher) or not self._inventory.can_train:
+            self._warm.set()
             return
         try:
             await self._launcher.warm_up()
         except SwarmError as error:
             log.warning("no warm process", extra={"why": error.message})
+        finally:
+            self._warm.set()
 
     async def _guard(self, loop: Callable[[], Coroutine[Any, Any, None]]) -> None:
         """A loop must not die unseen: a mistake of ours ends the daemon with its reason."""
@@ -255,6 +261,9 @@ class Daemon:
         self._seen.is_measuring = True
         self._beat_now.set()
         try:
+            # A process that still loads torch takes from the card what the figure would then lack.
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._warm.wait(), _WARM_S)
             _, cards = await asyncio.to_thread(self._look)
             for card in cards:
                 told = await measure(card, order.token, self._setting.probe)
