@@ -141,6 +141,18 @@ def _train(config: JobConfig, **changes: object) -> JobConfig:
     return config.model_copy(update={"train": config.train.model_copy(update=changes)})
 
 
+def _pace(plan: Plan, made: Plan, gain: float) -> str:
+    """How much sooner: by the step where batches are alike, else by the same tokens."""
+    step_s = human_seconds(made.view.layout.step_s)
+    before, after = plan.view.settings, made.view.settings
+    assert before is not None
+    assert after is not None
+    less = f"{100 * gain:.0f} % less"
+    if before.batch_size == after.batch_size:
+        return f"a step takes {step_s}, {less}"
+    return f"a step of batch {after.batch_size} takes {step_s}: {less} for the same tokens"
+
+
 def _faster(plan: Plan, inputs: Inputs) -> list[Offered]:
     """Changes that take at most nine tenths of the time for the same tokens."""
     pace = _token_s(plan)
@@ -151,8 +163,7 @@ def _faster(plan: Plan, inputs: Inputs) -> list[Offered]:
         made = inputs.place(changed)
         found = _token_s(made)
         if made.fits and found is not None and found <= WORTH * pace:
-            shorter = f"{change}: a step takes {human_seconds(made.view.layout.step_s)}"
-            told.append(Offered(f"{shorter}, {100 * (1 - found / pace):.0f} % less", made))
+            told.append(Offered(f"{change}: {_pace(plan, made, 1 - found / pace)}", made))
         if len(told) == MOST_OFFERS:
             break
     return told
