@@ -111,29 +111,40 @@ class Tab:
     async def events(self, first: Row) -> AsyncIterator[ServerSentEvent]:
         """The stream itself, until the tab closes, the token ends or the leader shuts down."""
         self.streams.open += 1
-        watcher = asyncio.create_task(self._watch())
         try:
-            yield self._event("snapshot", first)
-            while await self._something_changed():
-                if await self.streams.calls.office.caller_by_id(self.caller.token_id) is None:
-                    yield self._event("ended", {"reason": "the access token has ended"})
-                    return
-                topics, self.dirty = self.dirty, set()
-                for name, data in await self._news(topics):
-                    yield self._event(name, data)
-                with suppress(TimeoutError):
-                    await asyncio.wait_for(self.streams.closing.wait(), EVERY_S)
+            async with self.streams.calls.office.changes() as changes:
+                watcher = asyncio.create_task(self._watch(changes))
+                try:
+                    yield self._event("snapshot", first)
+                    # What moved since the snapshot was read rang for nobody: compare once.
+                    self._ring("fellows", "jobs", *(["logs"] if self.ask.job_id else []))
+                    async for event in self._changes():
+                        yield event
+                finally:
+                    watcher.cancel()
         finally:
             self.streams.open -= 1
-            watcher.cancel()
 
-    async def _watch(self) -> None:
+    async def _changes(self) -> AsyncIterator[ServerSentEvent]:
+        while await self._something_changed():
+            if await self.streams.calls.office.caller_by_id(self.caller.token_id) is None:
+                yield self._event("ended", {"reason": "the access token has ended"})
+                return
+            topics, self.dirty = self.dirty, set()
+            for name, data in await self._news(topics):
+                yield self._event(name, data)
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self.streams.closing.wait(), EVERY_S)
+
+    async def _watch(self, changes: AsyncIterator[Changed]) -> None:
         """Note which topics moved; never waits for the tab."""
-        async with self.streams.calls.office.changes() as changes:
-            async for change in changes:
-                if self._concerns(change):
-                    self.dirty.add(change.topic)
-                    self.ringing.set()
+        async for change in changes:
+            if self._concerns(change):
+                self._ring(change.topic)
+
+    def _ring(self, *topics: str) -> None:
+        self.dirty.update(topics)
+        self.ringing.set()
 
     def _concerns(self, change: Changed) -> bool:
         if self.ask.pool is not None and change.pool != self.ask.pool:
@@ -184,8 +195,7 @@ class Tab:
                 yield lines
             if not lines["omitted"]:
                 return
-        self.dirty.add("logs")  # the rest follows with the next event
-        self.ringing.set()
+        self._ring("logs")  # the rest follows with the next event
 
     async def _logs(self) -> Row:
         answer = await self._read(

@@ -16,6 +16,7 @@ export class Feed {
     this.log = new LogFeed(store, (problem, otherwise) => this.#refuse(problem, otherwise));
     this.isReading = {}; // job and stage -> whether its records are being read now
     this.readTo = {}; // job and stage -> the last step of the records read
+    this.toldTo = {}; // job and stage -> the last step that was told of
     this.fellowsAt = 0;
     this.isJobShut = false; // the stream goes without the job: it could not be read
     this.stream = new Stream({
@@ -47,7 +48,7 @@ export class Feed {
   /** Show this job from now on. */
   pick(jobId) {
     this.isJobShut = false;
-    if (jobId !== this.store.state.jobId) this.readTo = {};
+    if (jobId !== this.store.state.jobId) [this.readTo, this.toldTo] = [{}, {}];
     this.store.dispatch({ type: "pick", jobId });
     this.#follow();
   }
@@ -148,11 +149,16 @@ export class Feed {
   async #readStage(stage, asked, since, told) {
     const { jobId } = this.store.state;
     const name = `${jobId} ${stage}`;
-    const read = this.readTo[name] ?? 0;
-    if (this.isReading[name] || read >= told) return;
+    this.toldTo[name] = told;
+    if (this.isReading[name] || (this.readTo[name] ?? 0) >= told) return;
     this.isReading[name] = true;
     try {
-      await this.#pages(jobId, asked, Math.max(since, read + 1), name);
+      let heard;
+      do {
+        heard = this.toldTo[name];
+        await this.#pages(jobId, asked, Math.max(since, (this.readTo[name] ?? 0) + 1), name);
+        // Only what was told meanwhile asks again: a record that is late must not make a loop.
+      } while (jobId === this.store.state.jobId && this.toldTo[name] > heard);
     } catch (problem) {
       this.#refuse(problem, () => this.store.dispatch({ type: "records_problem", problem }));
     } finally {

@@ -220,14 +220,15 @@ def test_a_worker_killed_while_it_evaluates(pool: RealPool) -> None:
 
 
 def test_a_worker_killed_while_its_adapter_is_on_the_way(pool: RealPool) -> None:
-    job = start(pool, steps=2, eval_sequences=HELD_OUT)
+    job = start(pool, "long", steps=1, seq_len=LONG, eval_sequences=HELD_OUT)
     leader = psutil.Process(pool.leader.process.pid)
-    pool.wait_step(job.job_id, 2)
     victim = worker_of(pool, 1)
+    pool.wait_step(job.job_id, 1)
     others = others_than(pool, victim)
     stage = stage_of(pool, job.job_id, 1)
     (folder,) = work_folders(pool, job.job_id, 1)
-    # The leader takes nothing, so whoever has written its file waits for its answer.
+    # The long evaluation is still going on. From here the leader takes nothing, so whoever has
+    # written its file waits for its answer.
     with stopped(leader):
         quickly("the saving", lambda: list(folder.glob("stage-*.safetensors")))
         assert victim.is_running()

@@ -11,7 +11,7 @@ import socket
 import sqlite3
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -326,13 +326,14 @@ def send_garbage(host: str, port: int, noise: bytes) -> bytes:
     """Send bytes, say that there is no more, and read until the other side closes."""
     answer = b""
     with socket.create_connection((host, port), timeout=VERDICT_S) as one:
-        try:
+        # A door may close before all was said: then there is nothing left to shut either.
+        with suppress(ConnectionError):
             one.sendall(noise)
+        with suppress(OSError):
             one.shutdown(socket.SHUT_WR)
+        with suppress(ConnectionError):
             while piece := one.recv(65536):
                 answer += piece
-        except ConnectionError:
-            pass
     return answer
 
 

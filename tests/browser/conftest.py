@@ -81,6 +81,7 @@ def open_page(chromium: Browser, leader: Leader, complaints: list[str]) -> Itera
         signs_in: bool = True,
         width: int = 1440,
         height: int = 1000,
+        before: Callable[[Page], None] | None = None,
         **given: object,
     ) -> Page:
         options: dict[str, object] = {"color_scheme": "light", "timezone_id": "UTC"} | given
@@ -94,6 +95,8 @@ def open_page(chromium: Browser, leader: Leader, complaints: list[str]) -> Itera
             page.clock.install(time=NOW)
         if signs_in:
             context.request.get(f"{leader.url}/signin?code={leader.sign_in_code()}")
+        if before is not None:
+            before(page)
         page.goto(leader.url + path)
         return page
 

@@ -4,7 +4,7 @@ import re
 from typing import Any
 
 import pytest
-from playwright.sync_api import Locator, Page, expect
+from playwright.sync_api import APIResponse, Locator, Page, Route, expect
 
 from tests.browser.conftest import Open
 from tests.browser.pool_twin import Leader
@@ -132,6 +132,32 @@ def test_the_page_follows_the_run_and_a_late_report_never_moves_it_back(
     leader.tell("fellows", fellows=[a_fellow(0)])
     expect(page.locator("header .status-words")).to_have_text("1 fellow ready")
     assert tile(page, "Training run", "Step") == "18 of 40"
+
+
+def test_a_step_that_is_told_while_records_are_read_is_read_too(
+    open_page: Open, leader: Leader
+) -> None:
+    a_run(leader.twin)
+    held: list[tuple[Route, APIResponse]] = []
+    asked: list[str] = []
+
+    def hold_the_first(route: Route) -> None:
+        asked.append(route.request.url)
+        if held:
+            route.continue_()
+        else:
+            held.append((route, route.fetch()))
+
+    page = open_page(before=lambda one: one.route(re.compile("/records"), hold_the_first))
+    run = page.get_by_role("region", name=re.compile("Training run"))
+    expect(run).to_contain_text("Step17of 40")
+    steps = [a_step(step, stage) for stage in range(3) for step in range(1, 19)]
+    leader.tell("jobs", jobs={JOB: a_job(step=18)}, steps={JOB: steps})
+    expect(run).to_contain_text("Step18of 40")
+    route, answer = held[0]
+    route.fulfill(response=answer)
+    expect(page.get_by_role("slider")).to_have_attribute("aria-valuemax", "18")
+    assert len(asked) > 1
 
 
 def test_the_cursor_walks_the_curve_by_keyboard_and_stays_while_points_arrive(

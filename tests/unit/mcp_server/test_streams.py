@@ -95,6 +95,28 @@ async def test_a_tab_is_told_everything_first_and_then_what_changed(house: House
     assert int(second.number) > int(first.number)
 
 
+async def test_what_moves_between_the_snapshot_and_the_stream_is_told(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    house.twin.answers["fellows_list"] = {"fellows": [fellow(1)]}
+    read = streams.Tab.snapshot
+
+    async def then_something_moves(self: streams.Tab) -> streams.Row:
+        told = await read(self)
+        house.twin.answers["fellows_list"] = {"fellows": [fellow(2)]}
+        house.twin.tell(Changed("fellows", "ann/lab"))
+        return told
+
+    monkeypatch.setattr(streams.Tab, "snapshot", then_something_moves)
+    async with tab(house) as one:
+        first = await one.next()
+        second = await one.next()
+    assert first is not None
+    assert second is not None
+    assert first.data["fellows"][0]["step"] == 1
+    assert (second.name, second.data["changed"][0]["step"]) == ("fellows", 2)
+
+
 async def test_many_changes_at_once_are_one_event(house: House) -> None:
     async with tab(house) as one:
         await one.next()
