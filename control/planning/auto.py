@@ -219,6 +219,7 @@ def settings(asked: Asked, batch: int, saving: Saving) -> TrainSettings:
         eval_sequences=train.eval_sequences,
         backend=train.backend,
         loss_chunk_tokens=loss_chunk_tokens(asked.facts.vocab),
+        snapshot_every_steps=train.snapshot_every_steps,
     )
     changed: dict[str, object] = {}
     if asked.whole_logits:

@@ -88,6 +88,10 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _serve(self, *, with_body: bool) -> None:
         self.leader.requests.append(f"{self.command} {self.path} {self.headers.get('Range', '')}")
+        saved = self.leader.results.get(self.path)
+        if saved is not None:
+            self._send(saved, with_body=with_body)
+            return
         path = self._file()
         if self.headers.get("Authorization") != f"Bearer {TOKEN}" or path is None:
             self.send_response(404)
@@ -95,7 +99,7 @@ class _Handler(BaseHTTPRequestHandler):
             self.send_header("Content-Length", "0")
             self.end_headers()
             return
-        self._send(path, path.read_bytes(), with_body=with_body)
+        self._send(path.read_bytes(), with_body=with_body)
 
     def _file(self) -> Path | None:
         hub = _HUB.match(self.path)
@@ -106,7 +110,7 @@ class _Handler(BaseHTTPRequestHandler):
             path = self.leader.tokens / f"{self.path.rsplit('/', 1)[-1]}.safetensors"
         return path if path is not None and path.exists() else None
 
-    def _send(self, path: Path, data: bytes, *, with_body: bool) -> None:
+    def _send(self, data: bytes, *, with_body: bool) -> None:
         asked = _RANGE.match(self.headers.get("Range", ""))
         start = int(asked.group(1)) if asked else 0
         end = int(asked.group(2)) + 1 if asked and asked.group(2) else len(data)
