@@ -86,9 +86,12 @@ def write_state(path: Path, order: StageOrder, step: int, tensors: Mapping[str, 
     path.parent.mkdir(parents=True, exist_ok=True)
     beside = path.with_name(f"{path.name}.part")
     with beside.open("wb") as out:
-        for piece in (header, *(p for name in names for p in _pieces(raw[name]))):
-            out.write(piece)
-            whole.update(piece)
+        out.write(header)
+        whole.update(header)
+        for name in names:
+            for piece in _pieces(raw[name]):
+                out.write(piece)
+                whole.update(piece)
         out.flush()
         os.fsync(out.fileno())
     beside.replace(path)
@@ -136,7 +139,8 @@ def _metadata(order: StageOrder, step: int, raw: Mapping[str, memoryview]) -> di
 
 
 def _bytes(tensor: Tensor) -> memoryview:
-    return memoryview(tensor.contiguous().reshape(-1).view(torch.uint8).numpy())  # type: ignore[arg-type]
+    data: memoryview = tensor.contiguous().reshape(-1).view(torch.uint8).numpy().data
+    return data
 
 
 def _pieces(data: memoryview) -> Iterator[memoryview]:

@@ -4,6 +4,7 @@ Can break a download off, refuse a result for a while, or hold it back.
 """
 
 import hashlib
+import json
 import re
 import threading
 from dataclasses import dataclass, field
@@ -82,9 +83,12 @@ class _Handler(BaseHTTPRequestHandler):
         if status == 204:
             self.leader.results[self.path] = body
         self.leader.requests.append(f"PUT {self.path} {status}")
+        code = {507: "storage-full", 422: "invalid-input"}.get(status)
+        told = json.dumps({"code": code, "detail": "no"}).encode() if code else b""
         self.send_response(status)
-        self.send_header("Content-Length", "0")
+        self.send_header("Content-Length", str(len(told)))
         self.end_headers()
+        self.wfile.write(told)
 
     def _serve(self, *, with_body: bool) -> None:
         self.leader.requests.append(f"{self.command} {self.path} {self.headers.get('Range', '')}")
