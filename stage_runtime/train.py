@@ -38,6 +38,7 @@ from stage_runtime.stage import (
 )
 from stage_runtime.stage_group import StageGroup, torch_group
 from stage_runtime.step import RunningStage, StepOutcome, run_step
+from stage_runtime.tied import tied_kinds, tied_table
 from transport.errors import SwarmError
 from transport.orders import StageOrder
 from transport.reports import Evaluated, MemoryMeasured, StageLoaded, StepDone
@@ -179,11 +180,16 @@ def _place(
 
 
 def boundary_of(run: LoadedRun) -> TensorKind:
-    """The one kind of tensor that crosses this stage's boundaries."""
+    """A micro-batch of hidden states: it crosses this stage's boundaries, as its gradient does."""
     settings = run.order.settings
     rows = settings.batch_size // settings.micro_batches
     shape = (rows, settings.seq_len, run.stage.facts.hidden)
     return TensorKind(DTYPES[settings.dtype], shape)
+
+
+def crossing_kinds(run: LoadedRun) -> list[TensorKind]:
+    """Every kind of tensor that crosses this stage's boundaries."""
+    return [boundary_of(run), *tied_kinds(run.stage, run.order)]
 
 
 def train(run: LoadedRun, group: StageGroup, report: Report, work_folder: Path) -> SavedFile:
@@ -238,6 +244,7 @@ def _assemble(run: LoadedRun, group: StageGroup) -> RunningStage:
         trained=run.trained,
         optimizer=adamw(run.trained, first),
         device=first,
+        tied=tied_table(run.stage, order, torch_group(group)),
     )
 
 
