@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 from tests.simulation.machine import Machine
-from tests.simulation.virtual_time import InlineConnection
+from tests.simulation.virtual_time import InlineConnection, passed
 from tests.simulation.world import World
 
 KINDS = (
@@ -59,7 +59,7 @@ async def play(world: World, faults: list[Fault]) -> None:
 
 
 async def _happen(world: World, fault: Fault) -> None:
-    await asyncio.sleep(fault.at_s)
+    await passed(fault.at_s)
     world.watch.note("fault", kind=fault.kind.replace(" ", "-"), machine=fault.machine)
     await world.watch.check()
     await _DOES[fault.kind](world, world.machines[fault.machine], fault.lasts_s)
@@ -69,7 +69,7 @@ async def _happen(world: World, fault: Fault) -> None:
 async def _kill_machine(world: World, machine: Machine, lasts_s: float) -> None:
     if machine.is_up:
         machine.kill()
-        await asyncio.sleep(lasts_s)
+        await passed(lasts_s)
         machine.start()
 
 
@@ -85,7 +85,7 @@ async def _freeze(world: World, machine: Machine, lasts_s: float) -> None:
 def _cut(*ways: str) -> Callable[[World, Machine, float], Awaitable[None]]:
     async def cut(world: World, machine: Machine, lasts_s: float) -> None:
         machine.way.weather.cut.update(ways)
-        await asyncio.sleep(lasts_s)
+        await passed(lasts_s)
         machine.way.weather.cut.clear()
 
     return cut
@@ -94,14 +94,14 @@ def _cut(*ways: str) -> Callable[[World, Machine, float], Awaitable[None]]:
 async def _bad_network(world: World, machine: Machine, lasts_s: float) -> None:
     weather = machine.way.weather
     weather.delay_s, weather.lost, weather.repeated = 1.0, 0.3, 0.3
-    await asyncio.sleep(lasts_s)
+    await passed(lasts_s)
     weather.delay_s, weather.lost, weather.repeated = 0.01, 0.0, 0.0
 
 
 async def _kill_leader(world: World, machine: Machine, lasts_s: float) -> None:
     if world.door.is_open:
         await world.kill_leader()
-        await asyncio.sleep(lasts_s)
+        await passed(lasts_s)
         await world.start_leader()
 
 
@@ -113,13 +113,13 @@ async def _restart_leader(world: World, machine: Machine, lasts_s: float) -> Non
 
 async def _fill_disk(world: World, machine: Machine, lasts_s: float) -> None:
     InlineConnection.opened[-1].fill_disk(is_full=True)
-    await asyncio.sleep(lasts_s)
+    await passed(lasts_s)
     InlineConnection.opened[-1].fill_disk(is_full=False)
 
 
 async def _wrong_clock(world: World, machine: Machine, lasts_s: float) -> None:
     world.clock.off_s = DAY_S
-    await asyncio.sleep(lasts_s)
+    await passed(lasts_s)
     world.clock.off_s = 0.0
 
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from agents.fellow.reconcile import Connect, Key, Seen, Start, Stop, key_of, reconcile
 from tests.simulation.network import Away, Way
+from tests.simulation.virtual_time import passed
 from transport.cards import PROTOCOL, CardReport, Heartbeat, MachineReport, StageStatus
 from transport.errors import SwarmError
 from transport.orders import DesiredState, StageAssignment
@@ -85,7 +86,7 @@ class Machine:
     async def freeze(self, seconds: float) -> None:
         """Let nothing on this machine move for a while."""
         self.thawed.clear()
-        await asyncio.sleep(seconds)
+        await passed(seconds)
         self.thawed.set()
 
     # --- what it tells -----------------------------------------------------------------------
@@ -177,7 +178,7 @@ class Machine:
                 asked_at = self.world.clock.monotonic()
                 self._take(await self.way.ask(self._held), asked_at)
             except (Away, SwarmError):
-                await asyncio.sleep(RETRY_S)
+                await passed(RETRY_S)
 
     async def _send_reports(self) -> None:
         while True:
@@ -193,7 +194,7 @@ class Machine:
                     lambda told=batch: self.world.door.reports(self.fellow_id, told)  # type: ignore[misc]
                 )
             except (Away, SwarmError):
-                await asyncio.sleep(RETRY_S)
+                await passed(RETRY_S)
                 continue
             self.disk.refused += len(taken.refused)
             self._acknowledged(taken.committed)

@@ -6,6 +6,8 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import TypeVar
 
+from tests.simulation.virtual_time import passed
+
 T = TypeVar("T")
 GIVE_UP_S = 10.0
 """A request whose answer does not come is given up after so long, as the fellow's own are."""
@@ -42,16 +44,16 @@ class Way:
             Away: the request or its answer was lost.
         """
         weather = self.weather
-        await asyncio.sleep(weather.delay_s * (0.5 + self.dice.random()))
+        await passed(weather.delay_s * (0.5 + self.dice.random()))
         if "out" in weather.cut or self.dice.random() < weather.lost:
-            await asyncio.sleep(GIVE_UP_S)
+            await passed(GIVE_UP_S)
             raise Away
         if self.dice.random() < weather.repeated:
             again = asyncio.ensure_future(question())
             again.add_done_callback(lambda done: done.cancelled() or done.exception())
         answer = await question()
         if "in" in weather.cut or self.dice.random() < weather.lost:
-            await asyncio.sleep(GIVE_UP_S)
+            await passed(GIVE_UP_S)
             raise Away
-        await asyncio.sleep(weather.delay_s * (0.5 + self.dice.random()))
+        await passed(weather.delay_s * (0.5 + self.dice.random()))
         return answer

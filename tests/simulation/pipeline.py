@@ -9,6 +9,8 @@ import asyncio
 import hashlib
 from dataclasses import dataclass, field
 
+from tests.simulation.virtual_time import passed
+
 NOTICED_S = 5.0
 """How long the neighbours of a dead stage wait for it to come back."""
 
@@ -67,7 +69,7 @@ class Pipeline:
         while any(self.at_step.get(one, -2) < step for one in range(self.num_stages)):
             late = [one for one in self.gone if self.at_step.get(one, -2) < step]
             if late:
-                await asyncio.sleep(NOTICED_S)
+                await passed(NOTICED_S)
                 raise NeighbourLost(min(late))
             await self.moved.wait()
 

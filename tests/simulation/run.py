@@ -20,7 +20,7 @@ from unittest import mock
 from control.store import database
 from tests.leader_twins import POOL, job_config
 from tests.simulation.faults import draw, play
-from tests.simulation.virtual_time import InlineConnection, run_virtual
+from tests.simulation.virtual_time import InlineConnection, passed, run_virtual
 from tests.simulation.world import World, template
 from transport.errors import SwarmError
 
@@ -87,19 +87,19 @@ async def _submit(world: World) -> None:
                 "jobs_submit", pool=POOL, config=config, unpinned=True, request_id="one"
             )
         except (SwarmError, AttributeError):
-            await asyncio.sleep(1.0)
+            await passed(1.0)
         else:
             return world.watch.accepted(job.job_id)
 
 
 async def _come_to_rest(world: World) -> None:
     for _ in range(round(CALM_S / 10)):
-        await asyncio.sleep(10)
+        await passed(10)
         await world.watch.check()
         listed = await world.ask("jobs_list", pool=POOL)
         if all(job.state in ("completed", "failed", "cancelled") for job in listed.jobs):
             break
-    await asyncio.sleep(30)
+    await passed(30)
 
 
 def main() -> None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from agents.fellow.reconcile import Key
 from tests.simulation.network import Away
 from tests.simulation.pipeline import NeighbourLost, loss_of, model_after, trained
+from tests.simulation.virtual_time import passed
 from transport.errors import SwarmError
 from transport.orders import StageOrder
 from transport.reports import AdapterSaved, StageBound, StageDone, StageLoaded, StepDone
@@ -73,7 +74,7 @@ class Stage:
         endpoints = [f"tcp://127.0.0.1:{5000 + order.stage}"] if order.stage else []
         self._tell(StageBound, public_key=f"{order.stage}" * 40, endpoints=endpoints)
         await self._linked.wait()
-        await asyncio.sleep(LOAD_S)
+        await passed(LOAD_S)
         self._tell(
             StageLoaded,
             weight_bytes=1000,
@@ -93,7 +94,7 @@ class Stage:
     async def _step(self, state: bytes, step: int) -> bytes:
         await self.machine.thawed.wait()
         await self._pipeline.meet(self.order.stage, step)
-        await asyncio.sleep(STEP_S)
+        await passed(STEP_S)
         state = trained(state, step)
         self.world.watch.stepped(self.key, step)
         self._tell(
@@ -122,11 +123,11 @@ class Stage:
                 )
                 break
             except Away:
-                await asyncio.sleep(RETRY_S)
+                await passed(RETRY_S)
             except SwarmError as error:
                 if error.status < 500:
                     raise
-                await asyncio.sleep(RETRY_S)
+                await passed(RETRY_S)
         self._tell(AdapterSaved, digest=digest, size_bytes=len(data))
         self._tell(StageDone, sent_bytes=10, received_bytes=20)
         self.phase = "done"

@@ -66,6 +66,17 @@ def _settle(done: "asyncio.Future[Any]", value: Any, error: Exception | None) ->
         done.set_exception(error)
 
 
+async def passed(seconds: float) -> None:
+    """Return once so many virtual seconds are over; with 0, in the loop's next round."""
+    loop = asyncio.get_running_loop()
+    over: asyncio.Future[None] = loop.create_future()
+    timer = loop.call_later(seconds, _settle, over, None, None)
+    try:
+        await over
+    finally:
+        timer.cancel()
+
+
 class LoopClock:
     """The leader's clock on a virtual loop. A machine's clock may be wrong by `off_s`."""
 
@@ -83,7 +94,7 @@ class LoopClock:
 
     async def wait(self, seconds: float) -> None:
         """Return after so many virtual seconds."""
-        await asyncio.sleep(seconds)
+        await passed(seconds)
 
 
 class InlineConnection:
@@ -99,7 +110,7 @@ class InlineConnection:
         self.is_crashed = False
 
     def __await__(self) -> Generator[Any, None, "InlineConnection"]:
-        yield from asyncio.sleep(0).__await__()
+        yield from passed(0).__await__()
         self._tx = self._connector()
         # Nothing here loses power: commits need not reach a disk, only the file.
         self._tx.execute("PRAGMA synchronous=OFF")
@@ -108,7 +119,7 @@ class InlineConnection:
 
     async def visit(self, run: Callable[[sqlite3.Connection], T]) -> T:
         """Run a closure, as the thread would between two rounds of the loop."""
-        await asyncio.sleep(0)
+        await passed(0)
         if self.is_crashed or self._tx is None:
             raise sqlite3.OperationalError("the leader was killed")
         return run(self._tx)

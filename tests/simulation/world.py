@@ -61,8 +61,9 @@ async def template(folder: Path) -> list[str]:
 async def _tokenized(pool: Pool, folder: Path) -> None:
     async with asyncio.timeout(TOKENIZED_WITHIN_S):
         while not list((folder / "leader" / "tokens").glob("*.safetensors")):
-            await asyncio.sleep(0.02)
             await pool.leader.office.jobs.schedule()
+            await pool.leader.office.registry.heard.wait()
+            pool.leader.office.registry.heard.clear()
 
 
 @dataclass
