@@ -369,7 +369,7 @@ class Prices:
             return 0
         number_bytes = self.layer.number_bytes
         rows = self.tokens * self.boundary.row_bytes(number_bytes)
-        return self.boundary.codec_bytes(number_bytes) + rows
+        return self.boundary.codec_bytes(self.tokens, number_bytes) + rows
 
     def _block(self, place: CardPlace, device: Device) -> int:
         """What the heaviest block of a place keeps for its backward."""

@@ -43,13 +43,13 @@ class BoundarySizes:
             case _:
                 return fixed_row_bytes(self.width, self.kind.bits)
 
-    def codec_bytes(self, number_bytes: int) -> int:
-        """What coding or decoding some tokens needs for a moment."""
+    def codec_bytes(self, tokens: int, number_bytes: int) -> int:
+        """What coding or decoding so many tokens needs for a moment."""
         if self.kind.kind == "none":
             return 0
         # Values in float32 before and after, codes in 64 bits while they are packed.
         each = 24 if self.kind.kind == "rotation" else 12 + number_bytes
-        return CHUNK_ROWS * each * self.width
+        return min(tokens, CHUNK_ROWS) * each * self.width
 
 
 def fixed_row_bytes(width: int, bits: int) -> int:
