@@ -3,14 +3,14 @@
 Pure arithmetic on model facts: no torch, no network, no clock. The planner asks here before
 a job starts and the stage asks here again when it loads; both get one answer.
 Tensor terms are counted against real stages in tests; workspace is an allowance, not a count.
-docs/memory.md says the formulas in words. Does not know compression; stage_runtime.kv_costs
-prices serving.
+docs/memory.md says the formulas in words; stage_runtime.kv_costs prices serving.
 """
 
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import accumulate
 
+from stage_runtime.codecs.sizes import BoundarySizes
 from stage_runtime.layer_costs import Kernels, LayerCosts
 from stage_runtime.model_facts import ModelFacts
 from stage_runtime.quantized_costs import NUMBER_BYTES, StoredWeights
@@ -157,8 +157,13 @@ class Prices:
         return self.rows * self.settings.seq_len
 
     @cached_property
+    def boundary(self) -> BoundarySizes:
+        """What crosses between two stages."""
+        return BoundarySizes(self.settings.compression, self.facts.hidden)
+
+    @cached_property
     def hidden_bytes(self) -> int:
-        """One micro-batch of hidden states, as it crosses a boundary."""
+        """One micro-batch of hidden states in the layers' format."""
         return self.tokens * self.facts.hidden * self.layer.number_bytes
 
     def of(self, place: CardPlace, device: Device) -> Price:
@@ -358,13 +363,24 @@ class Prices:
 
     def _top(self, place: CardPlace, device: Device) -> int:
         """The most that a moment needs above what is kept: a block's backward, or the loss."""
+        coded = self._codec_top(place)
         if not place.num_layers:
-            return self._loss_top() if place.heads else 0
+            return max(coded, self._loss_top() if place.heads else 0)
         blocks = self._blocks_on(device)
-        top = blocks.top
+        top = max(coded, blocks.top)
         if self.settings.recompute:
-            top = blocks.repeated_top + self._block(place, device)
+            top = max(coded, blocks.repeated_top + self._block(place, device))
         return max(top, self._loss_top()) if place.heads else top
+
+    def _codec_top(self, place: CardPlace) -> int:
+        """What coding a micro-batch needs for a moment: some tokens in float32, and its codes."""
+        first, last = place.stage == 0, place.stage == place.num_stages - 1
+        crosses = (place.takes_input and not first) or (place.gives_output and not last)
+        if not crosses or self.settings.compression.kind == "none":
+            return 0
+        number_bytes = self.layer.number_bytes
+        rows = self.tokens * self.boundary.row_bytes(number_bytes)
+        return self.boundary.codec_bytes(self.tokens, number_bytes) + rows
 
     def _block(self, place: CardPlace, device: Device) -> int:
         """What the heaviest block of a place keeps for its backward."""

@@ -16,6 +16,7 @@ import torch
 
 from stage_runtime.adapters import digest_of, make_trainable
 from stage_runtime.batches import Batch, Sequences, indices_of_step, open_sequences
+from stage_runtime.boundaries import open_boundaries
 from stage_runtime.card_memory import CardMeter, device_of
 from stage_runtime.checkpoint import Checkpoint
 from stage_runtime.checkpoint_share import StageSpan
@@ -200,6 +201,7 @@ def train(run: LoadedRun, group: StageGroup, report: Report, work_folder: Path) 
     """
     order, meter = run.order, run.meter
     with meter.counting():
+        open_boundaries(order, run.stage.facts.hidden, group)
         stage = _assemble(run, group)
         if order.evaluate_base:
             _evaluate(run, stage, "base", 0, report)

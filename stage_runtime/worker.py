@@ -21,6 +21,7 @@ import torch
 from huggingface_hub.utils.tqdm import disable_progress_bars
 from transformers.utils import logging as transformers_logging
 
+from stage_runtime.boundaries import crossed
 from stage_runtime.card_memory import cannot_fit
 from stage_runtime.channel import Channel, ReportedLog
 from stage_runtime.checkpoint import Checkpoint
@@ -224,6 +225,7 @@ class _Worker:
             StageDone,
             sent_bytes=self.group.sent_bytes,
             received_bytes=self.group.received_bytes,
+            crossed=crossed(self.order, self.group),
         )
 
     def end(self, error: BaseException) -> int:

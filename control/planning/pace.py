@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
+from control.planning import compression
 from control.planning.split import FellowCards, PlacedCard, Split
 from control.planning.usable import Card
 from stage_runtime.model_facts import ModelFacts
@@ -16,7 +17,6 @@ from transport.orders import TrainSettings
 from transport.units import human_seconds
 
 _HALF = ("bfloat16", "float16")
-_NUMBER_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 
 @dataclass(frozen=True)
@@ -98,8 +98,8 @@ class Pace:
 
     @property
     def hidden_bytes(self) -> int:
-        """Of a micro-batch, across a boundary, in one direction."""
-        return self.tokens * self.facts.hidden * _NUMBER_BYTES[self.settings.dtype]
+        """Of a micro-batch, across a boundary, in one direction, as codes where there are any."""
+        return self.tokens * compression.Crossed(self.facts, self.settings).row_bytes
 
     def seconds(self, card: Card, params: int) -> float:
         """Of one micro-batch forward and backward through so many parameters.
@@ -206,19 +206,29 @@ def network_line(pace: Pace, split: Split) -> str:
     if pace.links is None or len(names) < 2:
         return ""
     net, step = pace.network(names), pace.step_s(split)
-    saved = 1 - pace.step_s(split, COMPRESSED) / step
     slowest = max(map(pace.stage_s, split.stages))
     words = net.limiting
     for stage in split.stages:
         fellow = stage[0].card.fellow
         words = words.replace(fellow.fellow_id, fellow.hostname)
     held = "limits the step" if net.floor_s > slowest else "is the slowest line, hidden by compute"
-    pays = "pays" if saved >= PAYS else "does not pay"
     return (
         f"{words} {held}: {human_seconds(net.floor_s)} a micro-batch against "
-        f"{human_seconds(slowest)} of compute; compression to a quarter {pays} "
-        f"({100 * saved:.0f} % shorter)"
+        f"{human_seconds(slowest)} of compute; {_pays(pace, split, step)}"
     )
+
+
+def _pays(pace: Pace, split: Split, step: float) -> str:
+    """Whether compression would shorten the step, or does."""
+    kind = pace.settings.compression.kind
+    if kind == "none":
+        saved = 1 - pace.step_s(split, COMPRESSED) / step
+        pays = "pays" if saved >= PAYS else "does not pay"
+        return f"compression to a quarter {pays} ({100 * saved:.0f} % shorter)"
+    share = compression.Crossed(pace.facts, pace.settings).share
+    saved = 1 - step / pace.step_s(split, 1 / share)
+    pays = "pays" if saved >= PAYS else "does not pay"
+    return f"{kind} {pays} ({100 * saved:.0f} % shorter than without)"
 
 
 def pace_of(

@@ -23,7 +23,7 @@ offered yet) raises SwarmError invalid-input; a job that must wait is a Plan wit
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from control.planning import auto
+from control.planning import auto, compression
 from control.planning.plan import Plan
 from control.planning.price_book import PriceBook
 from control.planning.search import Ask, LeftOut, PlannedModel, search
@@ -211,7 +211,9 @@ def _usable(
         floor_bytes=_floor(facts, config, named or "bfloat16", quantization),
         number_format=named,
         exclude=frozenset(config.exclude_cards),
-        features=frozenset({"stage", config.method} | ({quantization} - {"none"})),
+        features=frozenset(
+            {"stage", config.method} | ({quantization} - {"none"}) | compression.features(config)
+        ),
     )
     cards = examine(inventory, wanted)
     able = [card for card in cards if not card.reason]
