@@ -16,6 +16,7 @@ import torch
 
 from stage_runtime.adapters import digest_of, make_trainable
 from stage_runtime.batches import Batch, Sequences, indices_of_step, open_sequences
+from stage_runtime.boundaries import open_boundaries
 from stage_runtime.card_memory import CardMeter, device_of
 from stage_runtime.checkpoint import Checkpoint
 from stage_runtime.checkpoint_share import StageSpan
@@ -40,6 +41,7 @@ from stage_runtime.stage import (
 )
 from stage_runtime.stage_group import StageGroup, torch_group
 from stage_runtime.step import RunningStage, StepOutcome, run_step
+from stage_runtime.tied import tied_kinds, tied_table
 from transport.errors import SwarmError
 from transport.orders import StageOrder
 from transport.reports import Evaluated, MemoryMeasured, StageLoaded, StepDone
@@ -181,11 +183,16 @@ def _place(
 
 
 def boundary_of(run: LoadedRun) -> TensorKind:
-    """The one kind of tensor that crosses this stage's boundaries."""
+    """A micro-batch of hidden states: it crosses this stage's boundaries, as its gradient does."""
     settings = run.order.settings
     rows = settings.batch_size // settings.micro_batches
     shape = (rows, settings.seq_len, run.stage.facts.hidden)
     return TensorKind(DTYPES[settings.dtype], shape)
+
+
+def crossing_kinds(run: LoadedRun) -> list[TensorKind]:
+    """Every kind of tensor that crosses this stage's boundaries."""
+    return [boundary_of(run), *tied_kinds(run.stage, run.order)]
 
 
 def train(
@@ -204,6 +211,7 @@ def train(
     """
     order, meter = run.order, run.meter
     with meter.counting():
+        open_boundaries(order, run.stage.facts.hidden, group)
         stage = _assemble(run, group)
         done = _go_on(stage, place)
         if order.evaluate_base:
@@ -234,6 +242,8 @@ def _go_on(stage: RunningStage, place: SavePlace | None) -> int:
         assert place is not None
         found = restore(order, stage.trained, stage.optimizer, place.resumed)
         done = found.step
+        if stage.tied is not None:
+            stage.tied.spread()  # the last stage's copy of the table is not saved
         log.info("goes on after step %d, from %d saved tensors", done, found.tensors)
     if order.settings.snapshot_every_steps and place is not None and place.leader.url:
         stage.saver = Saver(order, stage.trained, stage.optimizer, place)
@@ -266,6 +276,7 @@ def _assemble(run: LoadedRun, group: StageGroup) -> RunningStage:
         trained=run.trained,
         optimizer=adamw(run.trained, first),
         device=first,
+        tied=tied_table(run.stage, order, torch_group(group)),
     )
 
 
