@@ -33,6 +33,7 @@ SHARE_OF_INTERVAL = 0.5
 the pipeline for the rest.
 """
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 15.0
+CLOSE_S = 3.0
 
 
 @dataclass(frozen=True)
@@ -98,13 +99,14 @@ class Saver:
         with self._lock:
             if not self._is_over:
                 self._waiting = copied
-                self._lock.notify()
+                self._lock.notify_all()
 
-    def close(self) -> None:
-        """Give up what is still on its way."""
+    def close(self, grace_s: float = CLOSE_S) -> None:
+        """Give a copy that is on its way a moment to arrive, then give it up."""
         with self._lock:
+            self._lock.wait_for(lambda: self._waiting is None and not self._is_sending, grace_s)
             self._is_over = True
-            self._lock.notify()
+            self._lock.notify_all()
         self._thread.join(1.0)
 
     # --- in the background -------------------------------------------------------------------
@@ -123,6 +125,7 @@ class Saver:
                 log.exception("step %d is not saved", copied.step)
             with self._lock:
                 self._is_sending = False
+                self._lock.notify_all()
 
     def _next(self) -> _Copy | None:
         with self._lock:
@@ -167,6 +170,7 @@ class Saver:
         """Between tries the stage counts as free; False when this copy is to be given up."""
         with self._lock:
             self._is_sending = False
+            self._lock.notify_all()
             self._lock.wait_for(lambda: self._is_over or self._waiting is not None, pause_s)
             if self._is_over or self._waiting is not None:
                 return False
