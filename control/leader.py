@@ -272,7 +272,18 @@ def compose(
     planner = PoolPlanner(database, registry, Sources(models, Hub(clock), tokens), plan_terms)
     results = Results(database, files, settings.max_adapter_bytes)
     saved = Snapshots(database, clock, SnapshotTerms(files.folder, settings.storage_limit_bytes))
-    tools = Tools(database, registry, planner, events, files, results, saved, clock, random_bytes)
+    tools = Tools(
+        database,
+        registry,
+        planner,
+        events,
+        files,
+        results,
+        saved,
+        clock,
+        random_bytes,
+        settings.auto_replace,
+    )
     office = Office(
         settings=settings,
         clock=clock,
