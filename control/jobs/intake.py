@@ -167,9 +167,9 @@ class _Intake:
     def _mean_anew(self, job: Job, told: StepDone) -> dict[str, Any]:
         """A late point changes every mean after it: taken again from the stored losses."""
         mean, last = 0.0, max(job.step, told.step)
-        for loss in records.losses(self.tx, job.job_id, told.stage, (last - REACH, last)):
+        for loss in records.losses(self.tx, job.job_id, None, (last - REACH, last)):
             mean = extend(mean, loss)
-        every = Span(job.job_id, told.stage, 1, 0)
+        every = Span(job.job_id, None, 1, 0)
         return {"mean": mean, "mean_steps": records.count_steps(self.tx, every)}
 
     def _evaluated(self, job: Job, stage: Stage, told: Evaluated) -> None:

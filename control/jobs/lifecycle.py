@@ -141,30 +141,30 @@ class Jobs:
         await self._follow(job_id, view.pool)
         return view
 
-    async def resume(self, job: Job, commit: Commit, *, place_again: bool = False) -> JobView:
+    async def resume(self, job_id: str, commit: Commit, *, place_again: bool = False) -> JobView:
         """Go on with a job from its newest saved step.
 
         Raises:
             SwarmError: conflict with facts["reason"]; cannot-fit when it is placed again.
         """
         async with self._placing:
+            job = await self._database.read(lambda tx: jobs.find(tx, job_id))
+            if job is None:
+                raise not_found("job", job_id, hint="list them with jobs_list")
             place = await self._recovery.place_by_hand(job, again=place_again)
-            now = self._tools.clock.now()
+            before, now = (job.attempt, job.state), self._tools.clock.now()
 
             def change(tx: Tx) -> JobView:
-                fresh = jobs.find(tx, job.job_id)
-                if fresh is None or (fresh.attempt, fresh.state) != (job.attempt, job.state):
-                    raise refused(
-                        fresh or job,
-                        "already-recovering",
-                        f"job {job.job_id} has moved on meanwhile",
-                        "look at it with jobs_get",
-                    )
+                fresh = jobs.find(tx, job_id)
+                assert fresh is not None
+                if (fresh.attempt, fresh.state) != before:
+                    words = f"job {job_id} has moved on meanwhile"
+                    raise refused(fresh, "already-recovering", words, "look at it with jobs_get")
                 start_again(tx, fresh, place, ("hand", "resumed by hand"), now)
-                return job_view(tx, job.job_id)
+                return job_view(tx, job_id)
 
             view = await commit(change)
-        await self._follow(job.job_id, job.pool)
+        await self._follow(job_id, view.pool)
         return view
 
     async def view(self, job_id: str) -> JobView:

@@ -190,7 +190,7 @@ class PoolPlanner:
         names = [member.fellow_id for member in members]
         busy = await self._database.read(lambda tx: stages.busy(tx, names))
         held = {fellow for fellow, job_id in busy.items() if job_id != own_job}
-        return [_now(member, is_busy=member.fellow_id in held) for member in members]
+        return [_now(member, member.fellow_id in held, own_job) for member in members]
 
 
 def _on_paper(inputs: Inputs, config: JobConfig, file: InventoryFile) -> tuple[Plan, list[Offered]]:
@@ -218,8 +218,10 @@ def _files(tx: Tx, pool: str, bucket: str) -> list[BucketFile]:
     return buckets.files(tx, pool, bucket)
 
 
-def _now(member: Member, *, is_busy: bool) -> FellowNow:
+def _now(member: Member, is_busy: bool, own_job: str) -> FellowNow:
     standing = status_of(member)
+    if standing == "training" and not member.works_beside(own_job):
+        standing = "ready"
     beat = member.beat
     if beat is not None:
         beat = beat.model_copy(update={"cards": member.cards()})

@@ -22,8 +22,8 @@ from transport.units import human_bytes
 @handles(JOBS_RESUME)
 async def jobs_resume(leader: Office, call: Call, ask: JobsResume) -> JobView:
     """Go on with a job."""
-    job = await need_job(leader, call, ask.job_id)
-    return await leader.jobs.resume(job, call.commit, place_again=ask.place_again)
+    await need_job(leader, call, ask.job_id)
+    return await leader.jobs.resume(ask.job_id, call.commit, place_again=ask.place_again)
 
 
 @handles(JOBS_SNAPSHOTS)

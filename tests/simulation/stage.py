@@ -1,12 +1,14 @@
 """A stage worker without torch: its reports in their order, its waits, its ways to end."""
 
 import asyncio
+import contextlib
 import hashlib
 import json
 import struct
 from typing import TYPE_CHECKING, Any, Literal
 
 from agents.fellow.reconcile import Key
+from tests.saved_files import saved_bytes
 from tests.simulation.network import Away
 from tests.simulation.pipeline import NeighbourLost, loss_of, model_after, trained
 from tests.simulation.virtual_time import passed
@@ -34,6 +36,7 @@ class Stage:
         self.phase: Phase = "loading"
         self.has_links = False
         self._linked = asyncio.Event()
+        self._saving: asyncio.Task[None] | None = None
         self._pipeline = world.pipeline(order)
         self._task = asyncio.create_task(self._run())
 
@@ -45,6 +48,8 @@ class Stage:
     def kill(self) -> None:
         """End without a word."""
         self._task.cancel()
+        if self._saving is not None:
+            self._saving.cancel()
         self._pipeline.leave(self.order.stage)
 
     def stop(self, reason: str) -> None:
@@ -55,7 +60,7 @@ class Stage:
     def crash(self) -> None:
         """The worker process dies; its daemon tells."""
         self.kill()
-        self.machine.fail(self.key, "the worker process was killed by signal 9")
+        self.machine.fail(self.key, "the worker process was killed by signal 9", lost=True)
         self.machine.ended(self.key)
 
     async def _run(self) -> None:
@@ -86,9 +91,12 @@ class Stage:
         self.phase = "ready"
         await self._pipeline.meet(order.stage, 0)
         self.phase = "training"
-        state = model_after(order.settings.seed, 0)
-        for step in range(1, order.settings.steps + 1):
+        done = order.resume.step if order.resume else 0
+        state = model_after(order.settings.seed, done)
+        for step in range(done + 1, order.settings.steps + 1):
             state = await self._step(state, step)
+            if step % order.settings.snapshot_every_steps == 0 and step < order.settings.steps:
+                self._saving = asyncio.create_task(self._save(step))
         await self._finish(state)
 
     async def _step(self, state: bytes, step: int) -> bytes:
@@ -110,6 +118,15 @@ class Stage:
             skipped=False,
         )
         return state
+
+    async def _save(self, step: int) -> None:
+        """Send the saved state once; what does not arrive is saved with a later step."""
+        data = saved_bytes(self.order, step)
+        with contextlib.suppress(Away, SwarmError):
+            await self.machine.way.ask(
+                lambda: self.world.door.snapshot(self.machine, self.key, step, data)
+            )
+            self.world.watch.note("saved", stage=self.key, step=step)
 
     async def _finish(self, state: bytes) -> None:
         self.phase = "saving"

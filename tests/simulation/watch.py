@@ -61,11 +61,8 @@ class Watch:
         self.note("accepted", job=job_id)
 
     def acknowledged(self, fellow_id: str, number: int) -> None:
-        """The leader told a machine up to which report it has all."""
-        before = self._acknowledged.get(fellow_id, 0)
-        if number < before:
-            raise self.broken(f"{fellow_id} was told {before}, and later only {number}")
-        if number > before:
+        """The leader told a machine up to which report it has all. Answers overtake each other."""
+        if number > self._acknowledged.get(fellow_id, 0):
             self._acknowledged[fellow_id] = number
             self.note("acknowledged", fellow=fellow_id, number=number)
 
@@ -95,6 +92,8 @@ class Watch:
         leader = self.world.leader
         await leader.office.database.read(self._check_rows)
         self._check_orders()
+        for machine in self.world.machines:
+            machine.raise_what_ended_a_loop()
 
     def _check_rows(self, tx: Tx) -> None:
         for fellow_id, number in self._acknowledged.items():
@@ -102,9 +101,16 @@ class Watch:
             if stored is None or stored.reports_committed < number:
                 have = stored and stored.reports_committed
                 raise self.broken(f"{fellow_id} was told {number}, stored is {have}")
-        for job_id in self._accepted:
-            if jobs.find(tx, job_id) is None:
+        for job_id, before in self._accepted.items():
+            job = jobs.find(tx, job_id)
+            if job is None:
                 raise self.broken(f"the accepted job {job_id} is not there")
+            saved = job.saved_step or 0
+            if saved < before:
+                raise self.broken(f"the saved step of {job_id} fell from {before} to {saved}")
+            self._accepted[job_id] = saved
+            if job.attempt > 1 and (resume := job.resumes[-1]["step"]) > saved:
+                raise self.broken(f"{job_id} goes on from {resume}, saved is {saved}")
 
     def _check_orders(self) -> None:
         attempts: dict[str, set[int]] = {}

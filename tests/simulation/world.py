@@ -18,13 +18,17 @@ from control.jobs.results import StageKey
 from control.leader import Leader
 from control.operations.call import Call
 from control.settings import Settings
+from control.snapshots.keeper import SnapshotKey
 from control.store.files import StoredFile
+from mcp_server.desk import Desk
+from mcp_server.office import Promise
 from tests.leader_twins import (
     ADMIN,
     GB,
     POOL,
     Pool,
     job_config,
+    one_chunk,
     open_pool,
     seeded_bytes,
     write_model,
@@ -103,6 +107,13 @@ class Door:
     async def adapter(self, machine: Machine, key: Key, data: bytes) -> None:
         """PUT …/adapter."""
         await self._through(lambda: self._adapter(machine.fellow_id, key, data))
+
+    async def snapshot(self, machine: Machine, key: Key, step: int, data: bytes) -> None:
+        """PUT …/snapshots/STEP/stages/STAGE."""
+        whose = SnapshotKey(machine.fellow_id, key.job_id, key.attempt, key.stage, step)
+        promised = Promise(hashlib.sha256(data).hexdigest(), len(data))
+        desk = Desk(self.leader)
+        await self._through(lambda: desk.take_snapshot(whose, one_chunk(data), promised))
 
     async def _adapter(self, fellow_id: str, key: Key, data: bytes) -> None:
         whose = StageKey(fellow_id, key.job_id, key.attempt, key.stage)
