@@ -196,11 +196,11 @@ async def test_jobs_start_in_order_and_one_that_cannot_start_blocks_no_later_one
 async def test_a_fellow_that_falls_silent_fails_its_job_with_the_reason(pool: Pool) -> None:
     job, (first, second) = await started(pool, on_node_loss="fail")
     await second.report(second.step(1, 3.0))
-    pool.leader.start()
     for _ in range(4):
         await pool.clock.advance(5)
         first.beat()
-    await pool.clock.advance(1)
+        await pool.leader._sweep()
+    await pool.leader.office.jobs.schedule()
     view = await ended(pool, job.job_id)
     assert view.state == "failed"
     assert second.fellow_id in view.reason
