@@ -106,7 +106,6 @@ export const RUN = {
     `Attempt ${resume.attempt} went on from step ${resume.step}, ` +
     `${resume.by === "hand" ? "by hand" : "by itself"}: ` +
     `${plural(resume.lost_steps, "step was", "steps were")} lost and done again. `,
-  savingPaused: (why) => `Nothing is being saved: ${why}`,
   step: "Step",
   stepOf: (steps) => `of ${steps}`,
   savedAt: (step) => `saved at ${step}`,

@@ -137,8 +137,7 @@ function notes() {
     say(text, told);
     show(error, told !== "");
     const { resume } = view.config;
-    const paused = view.saving_paused ? RUN.savingPaused(plain(view.saving_paused)) : "";
-    say(saved, (resume ? RUN.wentOn(resume) : "") + paused);
+    say(saved, (resume ? RUN.wentOn(resume) : "") + plain(view.saving_paused ?? ""));
     show(saved, saved.textContent !== "");
     drawAdapter(adapter, view);
   };

@@ -301,8 +301,8 @@ def test_a_failed_run_without_a_saved_step_offers_no_resuming(
 
 
 def test_a_run_that_cannot_save_says_why(open_page: Open, leader: Leader) -> None:
-    a_run(leader.twin, saving_paused="20 GB of 20 GB are used")
-    expect(panel(open_page())).to_contain_text("Nothing is being saved: 20 GB of 20 GB are used")
+    a_run(leader.twin, saving_paused="saving is paused: the disk is full")
+    expect(panel(open_page())).to_contain_text("saving is paused: the disk is full")
 
 
 def test_a_refused_stop_says_why_in_the_dialog(open_page: Open, leader: Leader) -> None:
