@@ -141,8 +141,10 @@ class PoolTwin:
     def jobs_resume(self, ask: Any) -> Answer:
         job = self.jobs[ask.job_id]
         self.resumed.append(ask.job_id)
-        went_on = {"attempt": 2, "step": job.saved_step, "lost_steps": 7, "at": NOW, "by": "hand"}
-        config = job.config.model_copy(update={"resume": Resumed(**went_on, why="")})
+        step = job.saved_step or 0
+        lost = job.step - step
+        resume = Resumed(attempt=2, step=step, lost_steps=lost, at=NOW, by="hand", why="")
+        config = job.config.model_copy(update={"resume": resume})
         change = {"state": "recovering", "reason": "", "attempt": 2, "config": config}
         self.jobs[ask.job_id] = job.model_copy(update=change)
         self.ring("jobs")
