@@ -77,7 +77,7 @@ def layout_of(kind: str) -> Layout:
 
 
 def wrong_row(name: str, number: int, what: str, unit: str = "") -> SwarmError:
-    """The refusal of a file for one of its rows; `unit` where it is not what rows are counted in."""
+    """The refusal of a file for one of its rows; `unit`: what it is, if not what rows are."""
     unit = unit or unit_of(name)
     return SwarmError(
         "invalid-input",
