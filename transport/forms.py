@@ -27,7 +27,14 @@ FORMS: Final[dict[str, str]] = {
     ),
     r"^[A-Za-z0-9._:-]{1,64}$": "1 to 64 letters, digits, dots, dashes, colons and underscores",
     r"^[A-Za-z0-9][A-Za-z0-9._-]{0,95}$": (
-        "a file's name: 1 to 96 letters, digits, dots, dashes and underscores, no folder"
+        "a name of 1 to 96 letters, digits, dots, dashes and underscores, no folder"
+    ),
+    r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$": (
+        "a name of 1 to 64 letters, digits, dots, dashes and underscores"
+    ),
+    r"^[A-Za-z0-9][A-Za-z0-9._-]{0,95}/[A-Za-z0-9][A-Za-z0-9._-]{0,95}"
+    r"(@[A-Za-z0-9][A-Za-z0-9._/-]{0,63})?$": (
+        "a data set as org/name, with @revision behind it if one is meant"
     ),
     r"^[A-Za-z0-9][A-Za-z0-9._-]{0,59}$": (
         "a name of 1 to 60 letters, digits, dots, dashes and underscores"
