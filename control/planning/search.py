@@ -16,7 +16,7 @@ from control.planning.disk import Disk
 from control.planning.orders import MOST_TRIES, Tries, best_order
 from control.planning.pace import Links, pace_of
 from control.planning.price_book import PriceBook
-from control.planning.split import FellowCards, Pins, Split, split
+from control.planning.split import FellowCards, Pins, Split, may_fit, split
 from control.planning.summary import needs_line
 from stage_runtime.checkpoint_share import Tensors
 from stage_runtime.model_facts import ModelFacts
@@ -53,6 +53,7 @@ class Ask:
     """Fellows of a version from before longer pipelines and recompute."""
     by_speed: bool = True
     """False: only whether it fits is asked."""
+    _books: dict[str, PriceBook] = field(default_factory=dict, compare=False)
 
     @property
     def fewest(self) -> int:
@@ -63,6 +64,13 @@ class Ask:
     def disk(self) -> Disk:
         """What the job's files ask of a disk."""
         return Disk(self.model.facts, self.model.source, self.model.files, self.config.memory_check)
+
+    def book(self, settings: TrainSettings) -> PriceBook:
+        """The prices under these settings: the same ones whenever they are asked for again."""
+        key = settings.model_dump_json()
+        if key not in self._books:
+            self._books[key] = PriceBook(self.model.facts, settings)
+        return self._books[key]
 
     def asked(self, num_stages: int) -> auto.Asked:
         """What settings over so many stages are made from."""
@@ -187,7 +195,7 @@ def course_of(ask: Ask, fellows: Sequence[FellowCards], settings: TrainSettings)
     known = ask.links if ask.links is not None and not ask.links.unknown(fellows) else None
     pinned = ask.pins.counts is not None or ask.pins.equal
     return Course(
-        book=PriceBook(ask.model.facts, settings),
+        book=ask.book(settings),
         stages=len(fellows),
         pins=ask.pins,
         disk=ask.disk,
@@ -204,9 +212,10 @@ def _even(asked: auto.Asked) -> str:
 
 def _try(ask: Ask, fellows: Sequence[FellowCards], settings: TrainSettings) -> Found:
     """These settings in the first order that fits, or the nearest miss."""
-    book = PriceBook(ask.model.facts, settings)
+    book = ask.book(settings)
+    orders = _orders(fellows)
     tried = []
-    for order in _orders(fellows):
+    for order in orders if may_fit(fellows, book) else orders[:1]:
         made = split(order, book, ask.pins)
         if made.fits:
             return Found(made, settings)
