@@ -4,7 +4,8 @@ Pure. Layers that are alike have one price wherever they lie, so a place is reme
 layers are, not by their numbers; and by what of its stage changes a price, not by its number.
 """
 
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from stage_runtime.costs import CardPlace, Device, Price, Prices, live_micro_batches
@@ -24,6 +25,7 @@ class PriceBook:
         self._prices = prices or Prices(facts, settings)
         self._known: dict[tuple[object, ...], Price] = {}
         self._columns: dict[tuple[object, ...], Column] = {}
+        self._starts: dict[int, list[int]] = {}
 
     @cached_property
     def uniform(self) -> bool:
@@ -47,13 +49,15 @@ class PriceBook:
             told.append(tuple(counts))
         return told
 
+    def _kinds_in(self, first: int, count: int) -> tuple[int, ...]:
+        """How many layers of each kind so many layers are."""
+        start, end = self._before[first], self._before[first + count]
+        return tuple(b - a for a, b in zip(start, end))
+
     def of(self, place: CardPlace, device: Device) -> Price:
         """The price of a place on a card at the peak of a step."""
-        first = place.first_layer
-        kinds: tuple[int, ...] | int = place.last_layer - first
-        if not self.uniform:
-            start, end = self._before[first], self._before[place.last_layer + 1]
-            kinds = tuple(b - a for a, b in zip(start, end))
+        first, count = place.first_layer, place.num_layers
+        kinds = count if self.uniform else self._kinds_in(first, count)
         key = (*self._seat(place), first == 0, kinds, device)
         found = self._known.get(key)
         if found is None:
@@ -68,56 +72,63 @@ class PriceBook:
         live = live_micro_batches(self.settings, place.stage, place.num_stages)
         return first, last, live, place.takes_input, place.gives_output
 
-    def column(self, seat: CardPlace, device: Device) -> "Column":
-        """The totals of a card in a seat; the seat's own layers do not count, but whether they
-        begin with the model's first.
-        """
-        key = (*self._seat(seat), seat.first_layer == 0, device)
-        found = self._columns.get(key)
-        if found is None:
-            found = self._columns[key] = Column(self, seat, device)
-        return found
-
     def total(self, place: CardPlace, device: Device) -> int:
         """All that a card must have free for a place."""
         return self.of(place, device).total
 
-    def dearest_start(self, count: int) -> int:
-        """Where so many layers cost most, but at the model's very begin."""
-        last_start = max(0, self.facts.num_layers - count)
-        return min(last_start, max(1, self.dearest_layer))
+    def column(self, seat: CardPlace, device: Device, *, least: bool = False) -> "Column":
+        """The totals of a card in a seat, by its count of layers.
 
-    @cached_property
-    def dearest_layer(self) -> int:
-        """The first layer whose window is passed, where windows differ; else the first."""
-        facts, seq_len = self.facts, self.settings.seq_len
-        if facts.window is None or seq_len < facts.window:
-            return 0
-        slides = (i for i, kind in enumerate(facts.layer_types) if kind == "sliding_attention")
-        return next(slides, 0)
+        Args:
+            seat: whose own layers do not count, but whether they begin with the model's first.
+            least: where so many layers cost least; else where they cost most.
+        """
+        least = least and not self.uniform
+        key = (*self._seat(seat), seat.first_layer == 0, device, least)
+        found = self._columns.get(key)
+        if found is None:
+            found = self._columns[key] = Column(self, seat, device, least)
+        return found
+
+    def starts(self, seat: CardPlace, count: int) -> Sequence[int]:
+        """A first layer for each price that so many layers in a seat can have."""
+        top = self.facts.num_layers - count
+        if seat.first_layer == 0 or top <= 0:
+            return (0,)
+        if seat.heads:
+            return (top,)
+        if self.uniform:
+            return (1,)
+        if count not in self._starts:
+            kinds = {self._kinds_in(first, count): first for first in range(top, 0, -1)}
+            self._starts[count] = sorted(kinds.values())
+        return self._starts[count]
 
 
+@dataclass(frozen=True)
 class Column:
-    """What a card must have free with 1, 2, ... layers in one seat, wherever they lie."""
+    """What a card must have free with 1, 2, ... layers in one seat."""
 
-    def __init__(self, book: PriceBook, seat: CardPlace, device: Device) -> None:
-        self._book = book
-        self._seat = seat
-        self._device = device
-        self._totals: dict[int, int] = {0: 0}
+    book: PriceBook
+    seat: CardPlace
+    device: Device
+    least: bool
+    _known: dict[int, int] = field(default_factory=dict)
 
     def __getitem__(self, count: int) -> int:
-        """The total with so many layers."""
-        found = self._totals.get(count)
+        """The total with so many layers; 0 without any."""
+        found = self._known.get(count)
         if found is None:
-            found = self._totals[count] = self._total(count)
+            found = self._known[count] = self._total(count) if count else 0
         return found
 
     def _total(self, count: int) -> int:
-        seat = self._seat
-        first = 0 if seat.first_layer == 0 else self._book.dearest_start(count)
-        place = replace(seat, first_layer=first, last_layer=first + count - 1)
-        return self._book.total(place, self._device)
+        places = (
+            replace(self.seat, first_layer=first, last_layer=first + count - 1)
+            for first in self.book.starts(self.seat, count)
+        )
+        totals = [self.book.total(place, self.device) for place in places]
+        return min(totals) if self.least else max(totals)
 
     def most(self, free_bytes: int, at_most: int) -> int:
         """The most layers that fit; 0 when not even one does. Totals rise with the layers."""

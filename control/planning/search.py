@@ -8,6 +8,7 @@ which cards are usable.
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from itertools import permutations
 
 from control.planning import auto
@@ -60,7 +61,7 @@ class Ask:
         """Stages that the job needs at least."""
         return len(self.pins.counts) if self.pins.counts else self.config.min_workers
 
-    @property
+    @cached_property
     def disk(self) -> Disk:
         """What the job's files ask of a disk."""
         return Disk(self.model.facts, self.model.source, self.model.files, self.config.memory_check)
@@ -160,14 +161,19 @@ def _dropped(ask: Ask, fellows: Sequence[FellowCards], found: Found) -> tuple[Fe
 def _best(ask: Ask, fellows: Sequence[FellowCards], saving: auto.Saving) -> Found:
     """The best settings that fit on these fellows, or the miss of the smallest ones."""
     asked = ask.asked(len(fellows))
-    trials = list(auto.trials(asked, saving))
-    least = _try(ask, fellows, trials[-1])
+    *larger, smallest = auto.batches(asked)
+    least = _try(ask, fellows, auto.settings(asked, smallest, saving))
     if not least.split.fits and ask.config.memory_check:
         why = f"not enough memory {_even(asked)}: {needs_line(least.split, fellows)}"
         return replace(least, reason=why)
-    tried = (_try(ask, fellows, settings) for settings in trials[:-1])
+    trials = (auto.settings(asked, batch, saving) for batch in larger)
+    tried = (_try(ask, fellows, one) for one in trials if _may_fit(ask, fellows, one))
     found = next((one for one in tried if one.split.fits), least)
     return _by_speed(ask, fellows, found)
+
+
+def _may_fit(ask: Ask, fellows: Sequence[FellowCards], settings: TrainSettings) -> bool:
+    return may_fit(fellows, ask.book(settings)) or not ask.config.memory_check
 
 
 def _by_speed(ask: Ask, fellows: Sequence[FellowCards], found: Found) -> Found:
@@ -213,9 +219,10 @@ def _even(asked: auto.Asked) -> str:
 def _try(ask: Ask, fellows: Sequence[FellowCards], settings: TrainSettings) -> Found:
     """These settings in the first order that fits, or the nearest miss."""
     book = ask.book(settings)
-    orders = _orders(fellows)
-    tried = []
-    for order in orders if may_fit(fellows, book) else orders[:1]:
+    tried: list[Split] = []
+    for order in _orders(fellows):
+        if len(tried) == 1 and not _may_fit(ask, fellows, settings):
+            break
         made = split(order, book, ask.pins)
         if made.fits:
             return Found(made, settings)

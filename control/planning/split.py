@@ -133,13 +133,11 @@ def may_fit(fellows: Sequence[FellowCards], prices: PriceBook) -> bool:
     it holds the most layers, without tables and buffers of an end.
     """
     stages, num_layers = len(fellows), prices.facts.num_layers
-    if not prices.uniform:
-        return True
     places = {(0, 0), (max(0, stages - 2), 1), (stages - 1, 1)}
     seats = [CardPlace(stage, stages, first, 0, False, False) for stage, first in sorted(places)]
     held = 0
     for card in (card for one in fellows for card in one.cards):
-        columns = (prices.column(seat, card.device) for seat in seats)
+        columns = (prices.column(seat, card.device, least=True) for seat in seats)
         held += max(column.most(card.free_bytes, num_layers) for column in columns)
         if held >= num_layers:
             return True
@@ -223,8 +221,16 @@ def spread(cards: Sequence[Card], prices: PriceBook, stage: StageLayers) -> tupl
         first = max(stage.first_layer, min(first, prices.facts.num_layers - count))
         return prices.of(place(i, first, count), cards[i].device).total
 
+    def alike(i: int, count: int) -> int:
+        return columns[i][count]
+
+    columns = [
+        prices.column(place(i, stage.first_layer + i, 0), card.device)
+        for i, card in enumerate(cards)
+    ]
     free = [max(1, card.free_bytes) for card in cards]
-    counts = lay(count, free, price).layers if ends else (count,)
+    each = alike if prices.uniform else price
+    counts = lay(count, free, each).layers if ends else (count,)
     placed = []
     for i, (first, last) in enumerate(spans(counts, stage.first_layer)):
         where = place(i, first, last - first + 1)

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from control.planning.exact import best_counts, best_cuts
+from control.planning.exact import Cuts, best_counts, best_cuts
 from tests.oracle.planner_brute_force import Compared, a_case, compare, report
 
 POOLS, PARTS = 500, 10
@@ -74,5 +74,6 @@ def test_uneven_stages_and_cuts_are_exact_too(seed: int) -> None:
     found = best_counts(costs, layers, parts, floor_s)
     assert (found.seconds if found else math.inf) == pytest.approx(least)
     rising = [[math.inf, *sorted(one[1:])] for one in costs]
-    cut = best_cuts(lambda s, _, n: rising[s][n], stages, layers, parts, floor_s)
+    cuts = Cuts(lambda *_: True, lambda s, _, n: rising[s][n], [layers] * stages, layers)
+    cut = best_cuts(cuts, parts, floor_s)
     assert (cut.seconds if cut else math.inf) == pytest.approx(_all(rising, layers, parts, floor_s))
