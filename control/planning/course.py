@@ -122,7 +122,7 @@ class Course:
         pace, stages = self._pace, len(order)
         net = pace.network([one.fellow_id for one in order])
         curves = [
-            self.curve(one, i, stages, held, dearest=dearest) for i, one in enumerate(order)
+            self.curve(one, (i, stages), held, dearest=dearest) for i, one in enumerate(order)
         ]
         found = best_counts(curves, self.num_layers, pace.parts, net.floor_s)
         return found and Best(found.seconds + net.fill_s, found.counts)
@@ -140,7 +140,7 @@ class Course:
         """The best of all places of the boundaries; None when none is faster than `below`."""
         pace, stages = self._pace, len(order)
         net = pace.network([one.fellow_id for one in order])
-        curves = [self.curve(one, i, stages, held) for i, one in enumerate(order)]
+        curves = [self.curve(one, (i, stages), held) for i, one in enumerate(order)]
         place = _Places(self, order, held)
         cuts = Cuts(place.fits, place.seconds, [_most(curve) for curve in curves], self.num_layers)
         found = best_cuts(cuts, pace.parts, net.floor_s, below - net.fill_s)
@@ -154,8 +154,7 @@ class Course:
     def curve(
         self,
         fellow: FellowCards,
-        stage: int,
-        stages: int,
+        at: tuple[int, int],
         held: Held | None,
         *,
         head: bool = True,
@@ -164,26 +163,25 @@ class Course:
         """Seconds of one micro-batch with 0, 1, ... layers on a fellow at this place.
 
         Args:
+            at: (stage, stages).
             held: layers of each card in the split by memory; None: no card keeps anything free.
             head: whether the last stage's head counts.
             dearest: as if layers lay where they weigh most; else least.
         """
         counts = tuple((held or {}).get(card.id, 0) for card in fellow.cards)
-        key = (fellow.fellow_id, stage, stages, held is None, counts, head, dearest)
+        key = (fellow.fellow_id, *at, held is None, counts, head, dearest)
         if key not in self._seen:
-            seat = Seat(self.book, self._pace, stage, stages, head, dearest)
-            most = self.num_layers - stages + 1
-            most = self.disk.most(fellow, (stage, stages), most, surely=dearest)
+            seat = Seat(self.book, self._pace, *at, head, dearest)
+            most = self.disk.most(fellow, at, self.num_layers - at[1] + 1, surely=dearest)
             self._seen[key] = seat.curve(fellow, held, most)
         return self._seen[key]
-
 
     def widest(self, fellow: FellowCards, stages: int) -> list[float]:
         """The least that a fellow before the last can take with each count of layers."""
         key = (fellow.fellow_id, stages)
         if key not in self._widest:
             places = sorted({0, max(0, stages - 2)})
-            told = [self.curve(fellow, stage, stages, None, head=False) for stage in places]
+            told = [self.curve(fellow, (stage, stages), None, head=False) for stage in places]
             self._widest[key] = [min(costs) for costs in zip(*told)]
         return self._widest[key]
 

@@ -17,6 +17,7 @@ from itertools import pairwise
 Curve = Sequence[float]
 """Seconds of one micro-batch on a stage with 0, 1, ... L layers; inf where it cannot hold them."""
 
+
 @dataclass(frozen=True)
 class Cuts:
     """Stages whose cost depends on which layers they hold."""
@@ -71,9 +72,7 @@ def best_counts(
     return _bisect(limits, _Sums(curves, num_layers).at, parts, floor_s)
 
 
-def best_cuts(
-    cuts: Cuts, parts: int, floor_s: float = 0.0, below: float = math.inf
-) -> Best | None:
+def best_cuts(cuts: Cuts, parts: int, floor_s: float = 0.0, below: float = math.inf) -> Best | None:
     """The same where a stage's cost depends on which layers it holds, not on how many alone.
 
     Args:

@@ -1,4 +1,4 @@
-"""Which fellows, in which order: branch and bound over orders and subsets, with a lower bound.
+"""In which order the fellows stand: branch and bound over orders, with a lower bound.
 
 Pure and without a clock: the work is bounded by a count of tried orders, so that the same inputs
 give the same answer everywhere. What a bound proves is not tried; where the count runs out, the
@@ -6,8 +6,9 @@ gap between the best order found and the lower bound is told.
 """
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import combinations, pairwise, permutations
 
 from control.planning.chains import Chain, string
@@ -43,6 +44,12 @@ class Tries:
     def __init__(self, most: int) -> None:
         self.left = most
 
+    def at_most(self, most: int) -> "Tries":
+        """A part of what is left, at least one."""
+        taken = max(1, min(most, self.left))
+        self.left -= taken
+        return Tries(taken)
+
     def take(self) -> bool:
         """Whether one more may be tried."""
         self.left -= 1
@@ -65,14 +72,18 @@ class _Least:
     """What orders that end with one fellow cannot be faster than, the network apart."""
 
     last: FellowCards
-    compute_s: float
+    compute_s: float = 0.0
     """Of a whole step."""
-    slowest_s: float
-    """Its slowest stage."""
-    sum_s: float
-    """One micro-batch through all stages, as short as it can be."""
-    fill_s: float
+    fill_s: float = 0.0
     """What the boundaries add at least."""
+    curves: tuple[Sequence[float], ...] = ()
+    """Of each fellow, the least."""
+
+    @cached_property
+    def sum_s(self) -> float:
+        """One micro-batch through all stages, as short as it can be."""
+        found = best_counts(self.curves, len(self.curves[0]) - 1, 1) if self.curves else None
+        return found.seconds if found else 0.0
 
     @property
     def seconds(self) -> float:
@@ -178,8 +189,10 @@ class _Search:
         nets = [self.course.pair(a.fellow_id, b.fellow_id) for a, b in pairwise(order)]
         inner = [pace.inner_s(one.fellow_id) for one in order[1:-1]]
         floor = max([net.floor_s for net in nets] + inner, default=0.0)
-        compute = max(least.compute_s, least.sum_s + (pace.parts - 1) * floor)
-        return compute + sum(net.fill_s for net in nets)
+        fill = sum(net.fill_s for net in nets)
+        if least.compute_s + fill >= self.limit_s:
+            return least.compute_s + fill
+        return max(least.compute_s, least.sum_s + (pace.parts - 1) * floor) + fill
 
     def _swap(self, leasts: Mapping[str, _Least]) -> None:
         """Swap two fellows of the best order while one swap helps."""
@@ -212,28 +225,26 @@ def _slowest_line_first(course: Course, order: Order) -> Order:
     return (slowest, *(one for one in order if one is not slowest))
 
 
+def any_order_s(course: Course, fellows: Sequence[FellowCards]) -> float:
+    """No order of all these fellows is faster than this."""
+    return min(_least(course, fellows, last).seconds for last in fellows)
+
+
 def _least(course: Course, fellows: Sequence[FellowCards], last: FellowCards) -> _Least:
     """No order that ends with this fellow has a shorter step: every other fellow stands where it
     may hold the most, no card keeps anything free, and the network costs its cheapest pairs.
     """
     assert course.pace is not None
     if course.pins.counts or course.pins.equal or not course.moves:
-        return _Least(last, 0.0, 0.0, 0.0, 0.0)
-    stages, parts = len(fellows), course.pace.parts
-    curves = [
-        course.curve(one, stages - 1, stages, None) if one is last else course.widest(one, stages)
+        return _Least(last)
+    stages = len(fellows)
+    curves = tuple(
+        course.curve(one, (stages - 1, stages), None) if one is last else course.widest(one, stages)
         for one in fellows
-    ]
+    )
     fill, floor = _least_network(course, fellows, last)
-    found = best_counts(curves, course.num_layers, parts, floor)
-    if found is None:
-        return _Least(last, math.inf, 0.0, 0.0, fill)
-    slowest = max(curve[count] for curve, count in zip(curves, found.counts))
-    least_sum = found.seconds - (parts - 1) * max(slowest, floor)
-    if course.pace.links is not None and parts > 1:
-        shortest = best_counts(curves, course.num_layers, 1)
-        least_sum = shortest.seconds if shortest else 0.0
-    return _Least(last, found.seconds, slowest, least_sum, fill)
+    found = best_counts(curves, course.num_layers, course.pace.parts, floor)
+    return _Least(last, math.inf if found is None else found.seconds, fill, curves)
 
 
 def _least_network(
@@ -260,117 +271,5 @@ def _least_network(
     return fill + sum(sorted(twice)[:-1]), max(floor, *inner[1:2], 0.0)
 
 
-CourseOf = Callable[[int], Course]
-"""Stages -> how orders of so many fellows are tried."""
-
-
-def best_subset(
-    course_of: CourseOf, fellows: Sequence[FellowCards], fewest: int, most: int, tries: Tries
-) -> Ranked | None:
-    """The fastest of all subsets and orders, at one batch size."""
-    sized = [(size, subset) for size in range(fewest, most + 1)
-             for subset in _subsets(course_of(size), fellows, size)]  # fmt: skip
-    bounds = sorted(
-        ((_any_order(course_of(size), subset), size, i) for i, (size, subset) in enumerate(sized))
-    )
-    best: Ranked | None = None
-    open_bound = _all_bounds(course_of, fellows, fewest, most)
-    for bound, size, i in bounds:
-        least = math.inf if best is None else best.tried.seconds
-        if bound >= least * (1 - PROVEN):
-            break
-        found = best_order(course_of(size), sized[i][1], tries, least)
-        if found is not None and found.tried.seconds < least:
-            best = found
-        if found is not None:
-            open_bound = min(open_bound, found.bound_s)
-    if best is None:
-        return None
-    return Ranked(best.order, best.tried, min(open_bound, best.tried.seconds))
-
-
-def _any_order(course: Course, fellows: Sequence[FellowCards]) -> float:
-    return min(_least(course, fellows, last).seconds for last in fellows)
-
-
-def _subsets(
-    course: Course, fellows: Sequence[FellowCards], size: int
-) -> Iterable[tuple[FellowCards, ...]]:
-    """Subsets of a size: all while they are few; else those with the most room, the fastest cards,
-    the fastest lines, and those that a split over all of them would use most.
-    """
-    stable = sorted(fellows, key=lambda one: one.fellow_id)
-    if len(stable) <= ALL_ORDERS_UP_TO:
-        return list(combinations(stable, size))
-    by_room = sorted(stable, key=lambda one: -one.free_bytes)[:size]
-    by_speed = sorted(stable, key=lambda one: _layer_s(course, one))[:size]
-    chosen = [by_room, by_speed, _used(course, stable, size)]
-    pace = course.pace
-    if pace is not None and pace.links is not None:
-        by_line = sorted(
-            stable, key=lambda one: (pace.inner_s(one.fellow_id), _layer_s(course, one))
-        )
-        chosen.append(by_line[:size])
-    told = {tuple(sorted(one, key=_name)) for one in chosen}
-    return sorted(told, key=lambda one: [fellow.fellow_id for fellow in one])
-
-
 def _name(fellow: FellowCards) -> str:
     return fellow.fellow_id
-
-
-def _layer_s(course: Course, fellow: FellowCards) -> float:
-    """Seconds of one layer on a fellow's fastest card."""
-    assert course.pace is not None
-    layer = course.pace.layer_params(0)
-    return min(course.pace.seconds(card, layer) for card in fellow.cards)
-
-
-def _used(course: Course, fellows: Sequence[FellowCards], size: int) -> list[FellowCards]:
-    """Those with the most layers when each may also have none."""
-    found = _relaxed(course, fellows)
-    if found is None:
-        return list(fellows[:size])
-    ranked = sorted(range(len(fellows)), key=lambda i: (-found[1][i], fellows[i].fellow_id))
-    return [fellows[i] for i in ranked[:size]]
-
-
-def _relaxed(
-    course: Course, fellows: Sequence[FellowCards]
-) -> tuple[float, tuple[int, ...]] | None:
-    """(seconds, counts) when any of these may be skipped: a bound for every subset of the size
-    that the course is for.
-    """
-    assert course.pace is not None
-    stages = course.stages
-    curves = []
-    for fellow in fellows:
-        curve = list(course.widest(fellow, stages))
-        if stages > 1 or len(fellows) > 1:
-            end = course.curve(fellow, stages - 1, stages, None, head=False)
-            curve = [min(costs) for costs in zip(curve, end)]
-        curve[0] = 0.0
-        curves.append(curve)
-    found = best_counts(curves, course.num_layers, course.pace.parts)
-    return None if found is None else (found.seconds, found.counts)
-
-
-def _all_bounds(
-    course_of: CourseOf, fellows: Sequence[FellowCards], fewest: int, most: int
-) -> float:
-    """What no subset in any order can be faster than; inf where every subset is looked at."""
-    if len(fellows) <= ALL_ORDERS_UP_TO:
-        return math.inf
-    told = []
-    for size in range(fewest, most + 1):
-        course = course_of(size)
-        found = _relaxed(course, fellows)
-        if found is not None:
-            told.append(found[0] + _least_head(course, fellows))
-    return min(told, default=math.inf)
-
-
-def _least_head(course: Course, fellows: Sequence[FellowCards]) -> float:
-    assert course.pace is not None
-    head = course.book.facts.head_params
-    return min(course.pace.seconds(card, head) for one in fellows for card in one.cards)

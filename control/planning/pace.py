@@ -101,18 +101,19 @@ class Pace:
     """Of the speed figures."""
     links: Links | None = None
     """None: the network is left out."""
+    _networks: dict[tuple[object, ...], Network] = field(default_factory=dict, compare=False)
 
-    @property
+    @cached_property
     def parts(self) -> int:
         """Micro-batches."""
         return self.settings.micro_batches
 
-    @property
+    @cached_property
     def tokens(self) -> int:
         """Of a micro-batch."""
         return self.settings.batch_size // self.settings.micro_batches * self.settings.seq_len
 
-    @property
+    @cached_property
     def hidden_bytes(self) -> int:
         """Of a micro-batch, across a boundary, in one direction."""
         return self.tokens * self.facts.hidden * _NUMBER_BYTES[self.settings.dtype]
@@ -156,6 +157,13 @@ class Pace:
         """Of an order of fellows; `share` of the bytes crosses (compression)."""
         if self.links is None or len(names) < 2:
             return Network()
+        key = (*names, share)
+        if key not in self._networks:
+            self._networks[key] = self._network(names, share)
+        return self._networks[key]
+
+    def _network(self, names: Sequence[str], share: float) -> Network:
+        assert self.links is not None
         size = self.hidden_bytes * share
         fill, lines = 0.0, dict[Line, float]()
         for one, other in pairwise(names):

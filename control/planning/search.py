@@ -127,8 +127,9 @@ def _search(
     """(what fits, why which cards were left out), or the miss with all fellows."""
     dropped = LeftOut()
     miss: Found | None = None
+    tries = Tries(2 * tries_for(len(fellows)))
     while True:
-        found = _best(ask, fellows, saving)
+        found = _best(ask, fellows, saving, tries)
         if not found.reason:
             return found, dropped.reasons
         miss = miss or found
@@ -158,7 +159,7 @@ def _dropped(ask: Ask, fellows: Sequence[FellowCards], found: Found) -> tuple[Fe
     return smallest, f"less than the {human_bytes(need)} a stage needs free"
 
 
-def _best(ask: Ask, fellows: Sequence[FellowCards], saving: auto.Saving) -> Found:
+def _best(ask: Ask, fellows: Sequence[FellowCards], saving: auto.Saving, tries: Tries) -> Found:
     """The best settings that fit on these fellows, or the miss of the smallest ones."""
     asked = ask.asked(len(fellows))
     *larger, smallest = auto.batches(asked)
@@ -169,19 +170,19 @@ def _best(ask: Ask, fellows: Sequence[FellowCards], saving: auto.Saving) -> Foun
     trials = (auto.settings(asked, batch, saving) for batch in larger)
     tried = (_try(ask, fellows, one) for one in trials if _may_fit(ask, fellows, one))
     found = next((one for one in tried if one.split.fits), least)
-    return _by_speed(ask, fellows, found)
+    return _by_speed(ask, fellows, found, tries)
 
 
 def _may_fit(ask: Ask, fellows: Sequence[FellowCards], settings: TrainSettings) -> bool:
     return may_fit(fellows, ask.book(settings)) or not ask.config.memory_check
 
 
-def _by_speed(ask: Ask, fellows: Sequence[FellowCards], found: Found) -> Found:
+def _by_speed(ask: Ask, fellows: Sequence[FellowCards], found: Found, tries: Tries) -> Found:
     """What was found, in the order and split with the shortest step where speeds are known."""
     course = course_of(ask, fellows, found.settings)
     lacks = [lack for stage in found.split.stages if (lack := course.disk.lack(stage))]
     if course.pace is not None and (ask.by_speed or lacks):
-        ranked = best_order(course, fellows, Tries(tries_for(len(fellows))))
+        ranked = best_order(course, fellows, tries.at_most(tries_for(len(fellows))))
         if ranked is not None:
             bound = ranked.bound_s if 0 < ranked.bound_s < math.inf else None
             return Found(ranked.tried.split, found.settings, "", ranked.tried, bound)

@@ -67,7 +67,7 @@ class Shares:
         return self._at(span.is_first, span.is_last).of(span.first_layer, span.last_layer)
 
     def extent(self, ends: tuple[bool, bool], count: int) -> tuple[int, int]:
-        """The least and the most that so many layers need, wherever a stage with these ends lies."""
+        """The least and the most that so many layers need, wherever such a stage lies."""
         key = (*ends, count)
         if key not in self._extents:
             first, last = ends

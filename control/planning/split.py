@@ -133,8 +133,9 @@ def may_fit(fellows: Sequence[FellowCards], prices: PriceBook) -> bool:
     it holds the most layers, without tables and buffers of an end.
     """
     stages, num_layers = len(fellows), prices.facts.num_layers
-    places = {(0, 0), (max(0, stages - 2), 1), (stages - 1, 1)}
-    seats = [CardPlace(stage, stages, first, 0, False, False) for stage, first in sorted(places)]
+    seats = [
+        CardPlace(at, stages, first, 0, False, False) for at, first in ((0, 0), (stages - 1, 1))
+    ]
     held = 0
     for card in (card for one in fellows for card in one.cards):
         columns = (prices.column(seat, card.device, least=True) for seat in seats)
