@@ -38,6 +38,20 @@ class LoraSettings(Model):
     """Module names inside a layer, e.g. "q_proj"; explicit for every family."""
 
 
+class CompressionSettings(Model):
+    """What crosses between two stages, the same both ways and at every boundary."""
+
+    kind: Literal["none", "fixed_int8", "fixed_int4", "rotation", "learned"] = "none"
+    """none: the layers' own numbers. fixed_int8, fixed_int4: codes with a scale a token.
+    rotation: principal components of what crosses, `bits` a value on average, a scale a token.
+    learned: `dim` trained values a token in 8-bit codes with a scale.
+    """
+    bits: Annotated[int, Field(ge=0, le=16)] = 0
+    """Of a code (fixed, learned), or a value's average share of a token's bytes (rotation)."""
+    dim: Count = 0
+    """Values a token of a learned bottleneck; 0 for other kinds."""
+
+
 class TrainSettings(Model):
     """How a job trains: the answer to a JobConfig. The same for every stage."""
 
@@ -69,10 +83,13 @@ class TrainSettings(Model):
     backend: Literal["swarm", "gloo", "nccl"]
     loss_chunk_tokens: Positive
     """Tokens of logits that exist at once in the loss."""
+    snapshot_every_steps: Count = 0
+    """Each stage saves what it would need to go on, after so many steps; 0 = never."""
     quantization: Literal["none", "int8", "nf4"] = "none"
     """How the frozen projections are stored; they compute in dtype. nf4 has its scales quantized
     once more (double quantization). Only with method "lora".
     """
+    compression: CompressionSettings = CompressionSettings()
 
 
 class TokenFile(Model):
@@ -110,6 +127,27 @@ class CardShare(Model):
     """A CPU card's worker raises out-of-memory past it; on other cards it is what was free."""
 
 
+class SavedStage(Model):
+    """One stage's file of a saved step."""
+
+    stage: Count
+    first_layer: Count
+    last_layer: Count
+    digest: Digest
+    """SHA-256 of the whole file."""
+    size_bytes: Positive
+
+
+class ResumeFrom(Model):
+    """Go on after a saved step instead of from the start."""
+
+    attempt: Positive
+    """Which attempt saved it."""
+    step: Positive
+    files: Annotated[list[SavedStage], Field(min_length=1)]
+    """Those that hold layers of this stage, whatever the split was then."""
+
+
 class StageOrder(Model):
     """Run one stage of one attempt of a job."""
 
@@ -132,6 +170,8 @@ class StageOrder(Model):
     evaluate_base: bool
     """True at a job's first start."""
     plan_id: str
+    resume: ResumeFrom | None = None
+    """Where to go on; None = at step 1."""
 
     @property
     def is_first(self) -> bool:

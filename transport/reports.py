@@ -104,12 +104,24 @@ class AdapterSaved(FromStage):
     size_bytes: Bytes
 
 
+class Crossed(Told):
+    """What a boundary carried over the whole run: activations and gradients, each frame once,
+    without headers.
+    """
+
+    neighbour: Count
+    """The stage on its other side."""
+    sent_bytes: Bytes
+    received_bytes: Bytes
+
+
 class StageDone(FromStage):
     """The stage has finished the job and its process ends."""
 
     kind: Literal["done"] = "done"
     sent_bytes: Bytes
     received_bytes: Bytes
+    crossed: Annotated[list[Crossed], Field(max_length=2)] = []
 
 
 class StageFailed(FromStage):
@@ -123,6 +135,8 @@ class StageFailed(FromStage):
     """True when this stage only noticed that a neighbour failed."""
     exit_code: int | None = None
     """Of the worker process, when the daemon reports its death."""
+    lost: bool = False
+    """True when the process is gone or stuck through no fault of the job: another try may do."""
 
 
 class LogLine(FromStage):

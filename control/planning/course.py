@@ -125,7 +125,7 @@ class Course:
             self.curve(one, (i, stages), held, dearest=dearest) for i, one in enumerate(order)
         ]
         found = best_counts(curves, self.num_layers, pace.parts, net.floor_s)
-        return found and Best(found.seconds + net.fill_s, found.counts)
+        return found and Best(found.seconds + net.once_s, found.counts)
 
     def _real(self, order: Order, held: Held, counts: Sequence[int]) -> Best | None:
         """These counts where they really lie; None when a card or a disk does not hold them."""
@@ -143,8 +143,8 @@ class Course:
         curves = [self.curve(one, (i, stages), held) for i, one in enumerate(order)]
         place = _Places(self, order, held)
         cuts = Cuts(place.fits, place.seconds, [_most(curve) for curve in curves], self.num_layers)
-        found = best_cuts(cuts, pace.parts, net.floor_s, below - net.fill_s)
-        return found and Best(found.seconds + net.fill_s, found.counts)
+        found = best_cuts(cuts, pace.parts, net.floor_s, below - net.once_s)
+        return found and Best(found.seconds + net.once_s, found.counts)
 
     @property
     def _pace(self) -> Pace:

@@ -175,7 +175,7 @@ class BruteForce:
         ]
         parts = course.pace.parts
         steps = (
-            sum(costs) + net.fill_s + (parts - 1) * max(*costs, net.floor_s)
+            sum(costs) + net.once_s + (parts - 1) * max(*costs, net.floor_s)
             for costs in _compositions(tables, self.facts.num_layers)
         )
         return min(steps, default=math.inf)
