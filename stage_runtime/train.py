@@ -16,7 +16,7 @@ import torch
 
 from stage_runtime.adapters import digest_of, make_trainable
 from stage_runtime.batches import Batch, Sequences, indices_of_step, open_sequences
-from stage_runtime.boundaries import open_boundaries
+from stage_runtime.boundaries import Boundaries
 from stage_runtime.card_memory import CardMeter, device_of
 from stage_runtime.checkpoint import Checkpoint
 from stage_runtime.checkpoint_share import StageSpan
@@ -38,7 +38,7 @@ from stage_runtime.stage import (
     wrap_blocks,
 )
 from stage_runtime.stage_group import StageGroup, torch_group
-from stage_runtime.step import RunningStage, StepOutcome, run_step
+from stage_runtime.step import RunningStage, StepOutcome, run_batch, run_step
 from transport.errors import SwarmError
 from transport.orders import StageOrder
 from transport.reports import Evaluated, MemoryMeasured, StageLoaded, StepDone
@@ -195,10 +195,11 @@ def train(run: LoadedRun, group: StageGroup, report: Report, work_folder: Path) 
     """
     order, meter = run.order, run.meter
     with meter.counting():
-        open_boundaries(order, run.stage.facts.hidden, group)
         stage = _assemble(run, group)
+        boundaries = Boundaries(order, run.stage.facts.hidden, run.devices, group)
         if order.evaluate_base:
             _evaluate(run, stage, "base", 0, report)
+        boundaries.open(lambda count: _calibrate(run, stage, count))
     tell_data(order)
     steps = StepLog(order.settings.steps)
     for step in range(1, order.settings.steps + 1):
@@ -246,6 +247,16 @@ def _assemble(run: LoadedRun, group: StageGroup) -> RunningStage:
 def _no_loss(*_: Any) -> torch.Tensor:
     """The engine trains a stage only if it has a loss function, which the last one alone calls."""
     raise AssertionError("only the last stage computes a loss")
+
+
+def _calibrate(run: LoadedRun, stage: RunningStage, count: int) -> None:
+    """Run the first batches forward and backward, without dropout, and change nothing."""
+    stage.module.eval()
+    for step in range(1, count + 1):
+        stage.group.begin_step(0)
+        stage.module.moment.begin_step(0)
+        run_batch(stage, _batch(run, step))
+        stage.optimizer.zero_grad(set_to_none=True)
 
 
 def _one_step(run: LoadedRun, stage: RunningStage, step: int) -> StepOutcome:
