@@ -20,6 +20,7 @@ from stage_runtime.codecs.crossing import Crossing
 from stage_runtime.codecs.rotation import RotationCodec
 from stage_runtime.codecs.scaled import ScaledCodec
 from stage_runtime.codecs.sizes import calibration_batches, rotation_row_bytes
+from stage_runtime.saved_state import CONSTANT
 from stage_runtime.stage_group import CodingGroup, StageGroup
 from transport.orders import StageOrder
 from transport.reports import Crossed
@@ -58,10 +59,10 @@ class Boundaries:
             self._coding.cross(neighbour, self._coded(neighbour))
 
     def state(self) -> dict[str, Tensor]:
-        """What a snapshot keeps: "boundary.LAYER.WAY.NAME" -> tensor, on the CPU."""
+        """What a snapshot keeps: "basis.boundary.LAYER.WAY.NAME" -> tensor, on the CPU."""
         named: dict[str, Tensor] = {}
         for (layer, way), codec in sorted(self.rotations.items()):
-            named |= codec.basis().named(f"boundary.{layer}.{way}.")
+            named |= codec.basis().named(f"{CONSTANT}.boundary.{layer}.{way}.")
         return named
 
     def load(self, named: Mapping[str, Tensor]) -> None:
@@ -73,7 +74,7 @@ class Boundaries:
         for neighbour in self._neighbours():
             layer = self._layer(neighbour)
             for way in WAYS:
-                found = Basis.of(named, f"boundary.{layer}.{way}.", self.hidden)
+                found = Basis.of(named, f"{CONSTANT}.boundary.{layer}.{way}.", self.hidden)
                 if found is not None:
                     self._keep(neighbour, way, found)
 

@@ -14,6 +14,7 @@ from stage_runtime.codecs.sizes import BoundarySizes
 from stage_runtime.layer_costs import Kernels, LayerCosts
 from stage_runtime.model_facts import ModelFacts
 from stage_runtime.quantized_costs import NUMBER_BYTES, StoredWeights
+from stage_runtime.tied_costs import piece_values, shares_table, table_values
 from transport.cards import CardKind
 from transport.orders import TrainSettings
 
@@ -178,7 +179,7 @@ class Prices:
     def at_step(self, place: CardPlace, device: Device) -> Price:
         """The price at the peak of a step, whatever loading takes."""
         trained = self._trained_params(place)
-        activations, gradients = self._peak(place, device, 4 * trained)
+        activations, gradients = self._peak(place, device, 4 * (trained + self._copied(place)))
         full = self.layer.full
         tensors = 0 if full else place.num_layers * self.layer.adapter_tensors
         price = Price(
@@ -187,11 +188,18 @@ class Prices:
             activations=activations,
             gradients=gradients,
             # Two float32 moments for each parameter, and a step counter for each tensor.
-            optimizer=8 * trained + 4 * tensors,
+            optimizer=8 * trained + 4 * tensors + self._saved_copy(device, trained, tensors),
             lora=0 if full else 4 * trained,
             workspace=0,
         )
         return with_workspace(price, device, self._kernel_bytes(place, device, price))
+
+    def _saved_copy(self, device: Device, trained: int, tensors: int) -> int:
+        """A copy of what trains and of its moments, in the memory that a CPU card is: what is
+        saved while the next step computes.
+        """
+        saves = device.kind == "cpu" and self.settings.snapshot_every_steps > 0
+        return saves * (12 * trained + 4 * tensors)
 
     def _load_bytes(self, place: CardPlace, device: Device) -> int:
         """The most that loading holds on a CPU card: a table as stored beside all that is read.
@@ -259,6 +267,13 @@ class Prices:
             - table
         )
 
+    def _copied(self, place: CardPlace) -> int:
+        """Values of the head that are a copy of the first stage's table: they have a gradient, but
+        no moments.
+        """
+        shares = shares_table(self.facts, self.settings, place.num_stages)
+        return table_values(self.facts) if shares and place.heads else 0
+
     def tables(self, place: CardPlace) -> int:
         """Bytes of embeddings and head on the card; one table serves as both when it can."""
         return self.stored.number_bytes * self._table_params(place)
@@ -270,15 +285,18 @@ class Prices:
         ids = 8 * self.tokens
         taken = place.takes_input * (ids if first else self.hidden_bytes)
         given = place.gives_output * (ids if last else self.hidden_bytes)
+        shares = shares_table(self.facts, self.settings, place.num_stages)
+        piece = 4 * piece_values(self.facts) * (shares and place.takes_input)
         codecs = self._boundaries(place) * self.boundary.constant_bytes
         unpacked = self.stored.buffer() if place.num_layers else 0
-        return parts * (taken + given) + unpacked + codecs
+        return parts * (taken + given) + piece + unpacked + codecs
 
     def _trained_params(self, place: CardPlace) -> int:
         if not self.layer.full:
             return place.num_layers * self.layer.adapter_params
         norm = self.facts.final_norm_params if place.heads else 0
-        return _between(self._params_until, place) + norm + self._table_params(place)
+        tables = self._table_params(place) - self._copied(place)
+        return _between(self._params_until, place) + norm + tables
 
     def _peak(self, place: CardPlace, device: Device, all_gradients: int) -> tuple[int, int]:
         """(activations, gradients) at the moment of a step in which they weigh most together."""
@@ -314,7 +332,7 @@ class Prices:
     def _largest_trained(self, place: CardPlace) -> int:
         """Parameters of the largest tensor that trains on the card."""
         largest = self.layer.largest_trained if place.num_layers else 0
-        if self.layer.full and (place.embeds or place.heads):
+        if self.layer.full and (place.embeds or (place.heads and not self._copied(place))):
             return max(largest, self.facts.vocab * self.facts.hidden)
         return largest
 

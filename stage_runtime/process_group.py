@@ -38,7 +38,7 @@ from torch import Tensor
 from torch._C._distributed_c10d import HashStore
 
 from stage_runtime.awaited import Awaited, Peer, RecvWork, SendWork, describe, difference, too_late
-from stage_runtime.codecs.crossing import Crossing, slices
+from stage_runtime.codecs.crossing import Crossing, is_of_tokens, slices
 from stage_runtime.tensor_bytes import DTYPE_NAMES, bytes_of, fill
 from transport.errors import SwarmError
 from transport.frames import BASIS, MAX_CONTROL_VALUES, VOTE, Direction, FrameRefused, Header, Kind
@@ -138,7 +138,8 @@ class SwarmGroup(dist.ProcessGroup):
             self._check_vote(int(tensor.item()), "this stage")
             return SendWork(self, peer, peer.link.send(header, bytes_of(tensor)))
         peer.num_sent += 1
-        peer.count(header.payload_bytes, sent=True, step=self._step)
+        if is_of_tokens(tensor.shape):
+            peer.count(header.payload_bytes, sent=True, step=self._step)
         payload = peer.crossing.encode(tensor.detach())
         return SendWork(self, peer, peer.link.send(header, payload))
 
@@ -159,7 +160,8 @@ class SwarmGroup(dist.ProcessGroup):
                 fill(tensor.detach(), payload)
                 self._check_vote(int(tensor.item()), f"stage {src}")
                 return
-            peer.count(len(payload), sent=False, step=header.step)
+            if is_of_tokens(tensor.shape):
+                peer.count(len(payload), sent=False, step=header.step)
             crossing.decode(payload, tensor.detach())
 
         awaited = Awaited(header, take)

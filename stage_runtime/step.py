@@ -21,8 +21,10 @@ from stage_runtime.optim import (
     set_rate,
     squared_norm,
 )
+from stage_runtime.snapshot import Saver
 from stage_runtime.stage import StageModule
 from stage_runtime.stage_group import StageGroup
+from stage_runtime.tied import TiedTable
 from transport.errors import SwarmError
 from transport.orders import StageOrder
 
@@ -42,6 +44,12 @@ class RunningStage:
     device: torch.device
     """Of the stage's first block: where its input goes."""
     last_loss: float | None = None
+    saver: Saver | None = None
+    """Saves the stage's state; None when nothing is saved."""
+    savers_busy: int = 0
+    """Stages whose last saved copy was still on its way when this step ended."""
+    tied: TiedTable | None = None
+    """When the first and the last stage train one table."""
 
 
 @dataclass(frozen=True)
@@ -87,6 +95,8 @@ def run_step(stage: RunningStage, step: int, batch: Batch | None) -> StepOutcome
     stage.module.moment.begin_step(step)
     stage.module.train()
     run_batch(stage, batch)
+    if stage.tied is not None:
+        stage.tied.gather()
     own = squared_norm(stage.trained)
     verdict = _exchange(stage, own)
     _stop_on_bad_loss(stage, step, verdict)
@@ -143,8 +153,10 @@ def _exchange(stage: RunningStage, own_squared_norm: float) -> _Verdict:
             float(not good_loss),
             float(tally.tokens if tally is not None else 0),
             float(tally.empty_micro_batches if tally is not None else 0),
+            float(stage.saver is not None and stage.saver.is_busy),
         ]
     )
+    stage.savers_busy = int(totals[6])
     return _Verdict(
         totals[0], totals[1] > 0, totals[2], totals[3] > 0, int(totals[4]), int(totals[5])
     )
@@ -171,3 +183,5 @@ def _update(stage: RunningStage, rate: float, own_norm: float, pipeline_norm: fl
     scale_gradients(stage.trained.values(), clip_share(norm, settings.max_grad_norm))
     set_rate(stage.optimizer, rate)
     stage.optimizer.step()
+    if stage.tied is not None:
+        stage.tied.spread()

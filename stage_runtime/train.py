@@ -28,6 +28,8 @@ from stage_runtime.optim import adamw
 from stage_runtime.process_group import TensorKind
 from stage_runtime.progress import StepLog, tell_data, tell_share
 from stage_runtime.result import SavedFile, save_trained
+from stage_runtime.saved_state import read_constants, restore
+from stage_runtime.snapshot import SavePlace, Saver
 from stage_runtime.stage import (
     DTYPES,
     BlockPlan,
@@ -39,6 +41,7 @@ from stage_runtime.stage import (
 )
 from stage_runtime.stage_group import StageGroup, torch_group
 from stage_runtime.step import RunningStage, StepOutcome, run_batch, run_step
+from stage_runtime.tied import tied_kinds, tied_table
 from transport.errors import SwarmError
 from transport.orders import StageOrder
 from transport.reports import Evaluated, MemoryMeasured, StageLoaded, StepDone
@@ -180,15 +183,28 @@ def _place(
 
 
 def boundary_of(run: LoadedRun) -> TensorKind:
-    """The one kind of tensor that crosses this stage's boundaries."""
+    """A micro-batch of hidden states: it crosses this stage's boundaries, as its gradient does."""
     settings = run.order.settings
     rows = settings.batch_size // settings.micro_batches
     shape = (rows, settings.seq_len, run.stage.facts.hidden)
     return TensorKind(DTYPES[settings.dtype], shape)
 
 
-def train(run: LoadedRun, group: StageGroup, report: Report, work_folder: Path) -> SavedFile:
-    """Run the whole training of the stage; returns its saved result.
+def crossing_kinds(run: LoadedRun) -> list[TensorKind]:
+    """Every kind of tensor that crosses this stage's boundaries."""
+    return [boundary_of(run), *tied_kinds(run.stage, run.order)]
+
+
+def train(
+    run: LoadedRun,
+    group: StageGroup,
+    report: Report,
+    work_folder: Path,
+    place: SavePlace | None = None,
+) -> SavedFile:
+    """Run the whole training of the stage, or the rest of it; returns its saved result.
+
+    place: where its state is saved on the way, and what it goes on from.
 
     Raises:
         SwarmError, torch.OutOfMemoryError: possibly inside what the engine raises.
@@ -196,23 +212,45 @@ def train(run: LoadedRun, group: StageGroup, report: Report, work_folder: Path) 
     order, meter = run.order, run.meter
     with meter.counting():
         stage = _assemble(run, group)
-        boundaries = Boundaries(order, run.stage.facts.hidden, run.devices, group)
+        boundaries = _boundaries(run, group, place)
+        done = _go_on(stage, place)
         if order.evaluate_base:
             _evaluate(run, stage, "base", 0, report)
         boundaries.open(lambda count: _calibrate(run, stage, count))
+        if stage.saver is not None:
+            stage.saver.keep(boundaries.state())
     tell_data(order)
     steps = StepLog(order.settings.steps)
-    for step in range(1, order.settings.steps + 1):
-        outcome = _one_step(run, stage, step)
+    for step in range(done + 1, order.settings.steps + 1):
+        outcome = _one_step(run, stage, step, is_counted=step - done <= COUNTED_STEPS)
         steps.tell(outcome)
         _tell_step(outcome, report)
-        if step == min(COUNTED_STEPS, order.settings.steps):
+        if stage.saver is not None:
+            stage.saver.after_step(step, outcome.step_s, stage.savers_busy)
+        if step == min(done + COUNTED_STEPS, order.settings.steps):
             _tell_memory(meter, report)
         if _is_due(order, step):
             _evaluate(run, stage, "during", step, report)
     _evaluate(run, stage, "trained", order.settings.steps, report)
     _tell_memory(meter, report)
+    if stage.saver is not None:
+        stage.saver.close()
     return save_trained(work_folder, order, run.trained)
+
+
+def _go_on(stage: RunningStage, place: SavePlace | None) -> int:
+    """Put a saved step back, and begin to save; the number of steps that are done."""
+    order, done = stage.order, 0
+    if order.resume is not None:
+        assert place is not None
+        found = restore(order, stage.trained, stage.optimizer, place.resumed)
+        done = found.step
+        if stage.tied is not None:
+            stage.tied.spread()  # the last stage's copy of the table is not saved
+        log.info("goes on after step %d, from %d saved tensors", done, found.tensors)
+    if order.settings.snapshot_every_steps and place is not None and place.leader.url:
+        stage.saver = Saver(order, stage.trained, stage.optimizer, place)
+    return done
 
 
 def _assemble(run: LoadedRun, group: StageGroup) -> RunningStage:
@@ -241,12 +279,21 @@ def _assemble(run: LoadedRun, group: StageGroup) -> RunningStage:
         trained=run.trained,
         optimizer=adamw(run.trained, first),
         device=first,
+        tied=tied_table(run.stage, order, torch_group(group)),
     )
 
 
 def _no_loss(*_: Any) -> torch.Tensor:
     """The engine trains a stage only if it has a loss function, which the last one alone calls."""
     raise AssertionError("only the last stage computes a loss")
+
+
+def _boundaries(run: LoadedRun, group: StageGroup, place: SavePlace | None) -> Boundaries:
+    """The stage's boundaries, with what a saved step has of them."""
+    made = Boundaries(run.order, run.stage.facts.hidden, run.devices, group)
+    if place is not None:
+        made.load(read_constants(run.order, place.resumed))
+    return made
 
 
 def _calibrate(run: LoadedRun, stage: RunningStage, count: int) -> None:
@@ -259,9 +306,9 @@ def _calibrate(run: LoadedRun, stage: RunningStage, count: int) -> None:
         stage.optimizer.zero_grad(set_to_none=True)
 
 
-def _one_step(run: LoadedRun, stage: RunningStage, step: int) -> StepOutcome:
+def _one_step(run: LoadedRun, stage: RunningStage, step: int, *, is_counted: bool) -> StepOutcome:
     batch = _batch(run, step)
-    if step <= COUNTED_STEPS:
+    if is_counted:
         with run.meter.counting():
             return run_step(stage, step, batch)
     outcome = run_step(stage, step, batch)

@@ -12,6 +12,7 @@ from control.planning import compression
 from control.planning.split import FellowCards, PlacedCard, Split
 from control.planning.usable import Card
 from stage_runtime.model_facts import ModelFacts
+from stage_runtime.tied_costs import crossing_bytes
 from transport.orders import TrainSettings
 from transport.units import human_seconds
 
@@ -70,6 +71,8 @@ class Network:
     """The busiest line: each further micro-batch costs at least this."""
     limiting: str = ""
     """That line, in words."""
+    tied_s: float = 0.0
+    """Once a step: a table that the first and the last stage share, there and back."""
 
 
 @dataclass(frozen=True)
@@ -140,7 +143,22 @@ class Pace:
                 lines[told] = size / link.bytes_per_s
                 self._add_own_lines(lines, sender, taker, size)
         worst = max(lines, key=lambda name: lines[name])
-        return Network(fill, lines[worst], worst)
+        return Network(fill, lines[worst], worst, self._tied_s(names))
+
+    def _tied_s(self, names: Sequence[str]) -> float:
+        """Of a shared table's gradient on its way back, and of its new values on their way: pieces
+        follow each other through all links, so the slowest one counts, once in each direction.
+        """
+        size = crossing_bytes(self.facts, self.settings, len(names))
+        if not size or self.links is None:
+            return 0.0
+        pairs = list(pairwise(names))
+        there = [self.links.between(one, other) for one, other in pairs]
+        back = [self.links.between(other, one) for one, other in pairs]
+        return sum(
+            max(size / link.bytes_per_s for link in way if link is not None)
+            for way in (there, back)
+        )
 
     def _add_own_lines(self, lines: dict[str, float], sender: str, taker: str, size: float) -> None:
         """An inner fellow's one line carries what it sends to both neighbours."""
@@ -169,7 +187,8 @@ class Pace:
         """The predicted step of a split."""
         stages = [self.stage_s(stage) for stage in split.stages]
         net = self.network(names_of(split), share)
-        return sum(stages) + net.fill_s + (self.parts - 1) * max(*stages, net.floor_s, 0.0)
+        once = net.fill_s + net.tied_s
+        return sum(stages) + once + (self.parts - 1) * max(*stages, net.floor_s, 0.0)
 
 
 def names_of(split: Split) -> list[str]:
