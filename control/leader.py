@@ -18,9 +18,10 @@ from control.datasets.token_shop import Folders, Limits, TokenShop
 from control.fellows.credentials import Credentials
 from control.fellows.invites import Invites, InviteTerms
 from control.fellows.registry import Registry, Timing
-from control.fellows.secret_text import leader_key
+from control.fellows.secret_text import leader_key, relay_key
 from control.jobs.lifecycle import Jobs, Tools
 from control.jobs.planner import PlanTerms, PoolPlanner, Sources
+from control.jobs.relaying import relay_terms
 from control.jobs.results import Results, StageKey
 from control.operations.call import Call, run
 from control.operations.office import Office
@@ -264,7 +265,17 @@ def compose(
     plan_terms = PlanTerms(settings.plan_hours * 3600, settings.submit_wait_s)
     planner = PoolPlanner(database, registry, Sources(models, Hub(clock), tokens), plan_terms)
     results = Results(database, files, settings.max_adapter_bytes)
-    tools = Tools(database, registry, planner, events, files, results, clock, random_bytes)
+    tools = Tools(
+        database,
+        registry,
+        planner,
+        events,
+        files,
+        results,
+        clock,
+        random_bytes,
+        relay_terms(settings, relay_key(key)),
+    )
     office = Office(
         settings=settings,
         clock=clock,
@@ -280,5 +291,6 @@ def compose(
         jobs=Jobs(tools),
         results=results,
         files=files,
+        relay_key=relay_key(key),
     )
     return office, tokens

@@ -13,15 +13,15 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Final, Literal
+from typing import Final
 
+from transport.cards import PathKind
 from transport.errors import SwarmError
 
-PathKind = Literal["local", "lan", "mesh", "public", "direct", "relay", "none"]
 RANKS: Final[dict[PathKind, int]] = {
     "local": 0, "lan": 1, "mesh": 2, "public": 3, "direct": 4, "relay": 9, "none": 10,
 }  # fmt: skip
-"""Best first. "direct": this end was dialled, so only the other one knows the address."""
+"""Best first."""
 TRIAL_S: Final = 3.0
 BETTER_S: Final = 0.25
 """How long a better address may still answer after a worse one has."""
@@ -172,11 +172,13 @@ class Trials:
             wait_s: how long to wait for an outcome, at most.
         """
         deadline = time.monotonic() + wait_s
+        self._take(0.0)
         while True:
-            self._take(max(0.0, deadline - time.monotonic()))
-            found = self._chosen()
-            if found is not None or self.is_over or time.monotonic() >= deadline:
+            found, left_s = self._chosen(), deadline - time.monotonic()
+            if found is not None or self.is_over or left_s <= 0:
                 return found
+            # A worse address that has answered is taken once the better ones had their time.
+            self._take(min(left_s, BETTER_S / 4))
 
     def rule_out(self, candidate: Candidate, why: str) -> None:
         """It answered, and was not the way after all."""

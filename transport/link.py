@@ -36,6 +36,7 @@ from transport.go_back_n import GoBackN
 ACK_AFTER_FRAMES: Final = 4
 MAX_BREAKS_WITHOUT_PROGRESS: Final = 20
 LINGER_S: Final = 0.5
+FAREWELL_S: Final = 0.3
 Pollable = zmq.Socket[Any] | int
 
 
@@ -189,7 +190,8 @@ class Link:
         """Why the neighbour is not connected, as far as known."""
         if self.is_up:
             return ""
-        return "; ".join(path.wire.trouble for path in self._paths if path.wire.trouble)
+        told = (path.wire.trouble for path in self._paths if path.wire.trouble)
+        return "; ".join(dict.fromkeys(told))
 
     @property
     def active(self) -> Path | None:
@@ -281,25 +283,33 @@ class Link:
             self._transmit(encode(header, text, crc=self._crc))
 
     def close(self, drain_s: float = 0.0) -> None:
-        """Wait up to drain_s until the neighbour has confirmed everything, say goodbye, close."""
+        """Wait up to drain_s until the neighbour has confirmed everything, say goodbye, close.
+
+        Takes at most drain_s and, for the goodbye to be heard, 0.3 s.
+        """
         if self._is_closed:
             return
-        deadline = self._clock() + drain_s
-        while self.unconfirmed and not (self.failure or self.has_left):
-            left_s = deadline - self._clock()
-            if left_s <= 0:
-                break
-            poller_of([self]).poll(round(min(left_s, 0.1) * 1000) + 1)
-            self.service()
+        self._serve_while(lambda: self.unconfirmed > 0 and not self.has_left, drain_s)
         self.acknowledge()
         if self.failure is None:
             self._owe(Kind.BYE)
             self._guarded(self._pump)
+            # A connection that is closed over unread bytes takes the goodbye along.
+            self._serve_while(lambda: self.is_up and not self.has_left, min(drain_s, FAREWELL_S))
         self._is_closed = True
         if self.upkeep is not None:
             self.upkeep.close()
         for path in self._paths:
             path.wire.close(LINGER_S)
+
+    def _serve_while(self, is_needed: Callable[[], bool], limit_s: float) -> None:
+        deadline = time.monotonic() + limit_s
+        while is_needed() and self.failure is None:
+            left_s = deadline - time.monotonic()
+            if left_s <= 0:
+                return
+            poller_of([self]).poll(round(min(left_s, 0.1) * 1000) + 1)
+            self.service()
 
     def _guarded(self, action: Callable[[], None]) -> None:
         if self.failure is not None or self._is_closed:
@@ -392,6 +402,8 @@ class Link:
             case Kind.PAUSE:
                 raise LinkFailed(_stopped(self.name.neighbour, frame.payload), echo=True)
             case Kind.BYE:
+                if not self.has_left:
+                    self._owe(Kind.BYE)  # tells the other side that it was heard
                 self.has_left = True
 
     def _on_numbered(self, frame: Frame) -> None:

@@ -11,7 +11,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from transport.candidates import RANKS, Candidate, PathKind, Trials
+from transport.candidates import RANKS, Candidate, Trials
+from transport.cards import PathKind
 from transport.link import Link, Path, Pollable
 from transport.zmq_wire import ZmqWire
 
@@ -108,7 +109,7 @@ class Reach:
             return Reached(self._chosen.kind, self._chosen.endpoint, self._why_not(self._chosen))
         if self._relay is not None and self._relay.is_up:
             return Reached("relay", "", self._why_not(None))
-        return Reached("none", "", self._link.trouble)
+        return Reached("none", "", self._why_not(None) or self._link.trouble)
 
     @property
     def _is_direct_up(self) -> bool:
@@ -155,26 +156,21 @@ class Reach:
         has_other = len(self._ways.candidates) > 1 or self._ways.relay is not None
         if not has_other or not (is_wrong or is_late):
             return
-        why = wire.trouble or "no answer"
         self._link.remove(self._direct)
-        self._direct = None
-        if self._trials is None:
-            self._begin_round()
-        self.rule_out(self._chosen, why)
+        chosen, self._direct, self._chosen = self._chosen, None, None
+        self._the_trials().rule_out(chosen, wire.trouble or "no answer")
 
-    def rule_out(self, candidate: Candidate, why: str) -> None:
-        """An address that answers is not the way."""
-        if self._trials is not None:
-            self._trials.rule_out(candidate, why)
-        self._chosen = None
-
-    def _begin_round(self, wait_s: float = 0.0) -> None:
-        self._next_round_at = None
+    def _the_trials(self) -> Trials:
         if self._trials is None:
             self._trials = Trials(self._ways.candidates, self._clock)
             self._link.version += 1
-        self._trials.begin()
-        found = self._trials.best(wait_s)
+        return self._trials
+
+    def _begin_round(self, wait_s: float = 0.0) -> None:
+        self._next_round_at = None
+        trials = self._the_trials()
+        trials.begin()
+        found = trials.best(wait_s)
         if found is not None:
             self._dial(found)
 
@@ -208,6 +204,8 @@ class Reach:
             self._calm_since = None
 
     def _tell(self) -> None:
+        if self._link.has_left:
+            return
         reached, now = self.now, self._clock()
         if reached != self._told or now - self._told_at >= TOLD_EVERY_S:
             self._told, self._told_at = reached, now
