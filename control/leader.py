@@ -29,6 +29,7 @@ from control.operations.registry import handlers
 from control.records.events import Events
 from control.records.job_files import JobFiles
 from control.settings import Settings
+from control.snapshots.keeper import SnapshotKey, Snapshots, SnapshotTerms
 from control.store import fellows, plans, requests
 from control.store.buckets import StoredModel
 from control.store.database import Database
@@ -174,6 +175,10 @@ class Leader:
         """Keep a received file of trained tensors."""
         await self.office.results.take(key, file)
 
+    async def take_snapshot(self, key: SnapshotKey, file: StoredFile) -> None:
+        """Keep a received saved state."""
+        await self.office.jobs.take_snapshot(key, file)
+
     def token_file(self, digest: str) -> StoredFile | None:
         """A token file by its digest."""
         return self.tokens.find(digest)
@@ -199,6 +204,7 @@ class Leader:
             self.office.registry.add(fellow)
         for (fellow_id, card_index), figures in speeds.items():
             self.office.registry.take_speeds(fellow_id, card_index, figures)
+        await self.office.snapshots.load()
         await self.office.jobs.load()
 
     async def _sweep(self) -> None:
@@ -232,6 +238,7 @@ class Leader:
     async def _keep_house(self) -> None:
         now = self.office.clock.now()
         await self.office.credentials.flush_uses()
+        await self.office.snapshots.expire()
         await self.office.database.write(
             lambda tx: (
                 requests.drop_before(tx, now - REQUESTS_KEPT_S),
@@ -265,6 +272,7 @@ def compose(
     plan_terms = PlanTerms(settings.plan_hours * 3600, settings.submit_wait_s)
     planner = PoolPlanner(database, registry, Sources(models, Hub(clock), tokens), plan_terms)
     results = Results(database, files, settings.max_adapter_bytes)
+    saved = Snapshots(database, clock, SnapshotTerms(files.folder, settings.storage_limit_bytes))
     tools = Tools(
         database,
         registry,
@@ -272,6 +280,7 @@ def compose(
         events,
         files,
         results,
+        saved,
         clock,
         random_bytes,
         relay_terms(settings, relay_key(key)),
@@ -290,6 +299,7 @@ def compose(
         planner=planner,
         jobs=Jobs(tools),
         results=results,
+        snapshots=saved,
         files=files,
         relay_key=relay_key(key),
     )

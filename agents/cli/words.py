@@ -58,6 +58,9 @@ COMMANDS: dict[str, Own] = {
 INSIDE: dict[tuple[str, str], Own] = {
     ("jobs", "wait"): Own(f"{_CLI}.jobs", "wait", "Wait until a job ends."),
     ("jobs", "logs"): Own(f"{_CLI}.jobs", "logs", "Read a job's log lines."),
+    ("jobs", "snapshots"): Own(
+        f"{_CLI}.saved_states", "jobs_snapshots", "Saved steps of a job; --to fetches the newest."
+    ),
     ("buckets", "add"): Own(f"{_CLI}.files", "buckets_add", "Add a file to a bucket."),
     ("models", "add"): Own(f"{_CLI}.files", "models_add", "Add a checkpoint folder."),
     ("models", "export"): Own(f"{_CLI}.files", "models_export", "Fetch a trained adapter."),
