@@ -13,8 +13,10 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from agents.cli.link_words import boundary_text
+from agents.cli.render_data import data_lines, preview_text
 from agents.log_lines import clean
-from transport.api.buckets import BucketsListed, ModelExported, ModelsListed
+from transport.api.buckets import BucketPreview, BucketsListed, ModelExported, ModelsListed
 from transport.api.fellows import FellowsListed, FellowView
 from transport.api.jobs import Evaluation, JobsListed, JobsLogged, JobsRecorded, JobView
 from transport.api.operation import Answer
@@ -22,7 +24,7 @@ from transport.api.plans import Offer, PlannedCard, PlanView
 from transport.api.pools import ClusterView, InviteView, PoolsListed, TokensListed, TokenView
 from transport.api.saved_states import JobsSaved
 from transport.api.serving import ServePlanView
-from transport.units import human_bytes, human_seconds
+from transport.units import human_bytes, human_count, human_seconds
 
 DASH = "–"
 
@@ -80,10 +82,7 @@ def plan_text(plan: PlanView) -> RenderableType:
         parts.append(_plan_stages(plan))
     parts += [_left_out(card) for card in plan.cards if not card.used]
     parts += [_line("Chosen", f"{c.setting} {_value(c.value)}: {c.reason}") for c in plan.chosen]
-    if plan.data is not None and plan.data.batches is not None:
-        passes = f", {plan.data.passes:.2g} passes" if plan.data.passes is not None else ""
-        words = f"{plan.data.bucket}: {plan.data.tokens} tokens, {plan.data.batches} batches"
-        parts.append(_line("Data", words + passes))
+    parts += data_lines(plan.data)
     parts += [_line("Limit", plan.layout.limit)] if plan.layout.limit else []
     readers = ", ".join(stage.hostname for stage in plan.layout.stages if stage.sees_tokens)
     parts += [_line("Tokens", f"seen by {readers}")] if readers else []
@@ -187,6 +186,7 @@ def job_text(job: JobView) -> RenderableType:
         parts.append(_line("Saved", clean(job.saving_paused, 300)))
     if job.stages:
         parts.append(_job_stages(job))
+    parts += [_line("Link", boundary_text(one)) for one in job.boundaries if one.path]
     parts += [_line("Held out", _evaluation(one)) for one in job.evaluations]
     parts += [_line("Chosen", f"{c.setting} {_value(c.value)}: {c.reason}") for c in job.chosen]
     parts += [_line("Count", f"{name}: {count}") for name, count in job.counts.items() if count]
@@ -338,7 +338,7 @@ def _models(answer: ModelsListed) -> RenderableType:
             m.kind,
             m.family or m.base_model_id or DASH,
             m.layers or DASH,
-            f"{m.parameters / 1e6:.0f} M" if m.parameters else DASH,
+            human_count(m.parameters),
             human_bytes(m.size_bytes),
             ago(m.created_at),
         )
@@ -438,6 +438,7 @@ _RENDERERS: dict[type[Answer], Callable[[Any], RenderableType]] = {
     ClusterView: _cluster,
     PoolsListed: _pools,
     BucketsListed: _buckets,
+    BucketPreview: preview_text,
     ModelsListed: _models,
     TokensListed: _tokens,
     InviteView: _invite,

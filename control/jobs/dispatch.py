@@ -7,7 +7,8 @@ what a fellow is not told to run, it stops.
 from control.clock import Clock
 from control.fellows.registry import Registry
 from control.job_states import ACTIVE
-from control.jobs.starting import assignments_of
+from control.jobs.relaying import RelayTerms
+from control.jobs.starting import Relaying, assignments_of
 from control.store import jobs, stages
 from control.store.database import Database, Tx
 from control.store.jobs import Job
@@ -20,7 +21,14 @@ PAUSE_S = 15.0  # three heartbeats: long enough to be heard by every fellow that
 class Dispatch:
     """The assignments of every fellow, by job."""
 
-    def __init__(self, database: Database, registry: Registry, clock: Clock) -> None:
+    def __init__(
+        self,
+        database: Database,
+        registry: Registry,
+        clock: Clock,
+        relay: RelayTerms | None = None,
+    ) -> None:
+        self._relay = relay
         self._database = database
         self._registry = registry
         self._clock = clock
@@ -37,7 +45,7 @@ class Dispatch:
         if job.state in ACTIVE and job.loss_of is None:
             ended = self._paused.pop(job_id, (0.0, {}))[1]
             fellows |= set(ended)  # an earlier attempt is not mentioned beside this one
-            self._running[job_id] = _by_fellow(rows)
+            self._running[job_id] = _by_fellow(rows, self._relaying(job))
         elif job.state != "completed" and before:
             lost = job.loss_of is not None
             reason = "stage_failed: a stage was lost" if lost else f"the job is {job.state}"
@@ -47,6 +55,11 @@ class Dispatch:
             self._paused[job_id] = (self._clock.monotonic(), paused)
         self._assign(fellows)
         return job, rows
+
+    def _relaying(self, job: Job) -> Relaying | None:
+        if self._relay is None:
+            return None
+        return Relaying(self._relay, job.pool, job.started_at or job.created_at)
 
     def expire(self) -> None:
         """Stop mentioning what is paused: where it has stopped, and everywhere after a while."""
@@ -89,9 +102,9 @@ def _rows(tx: Tx, job_id: str) -> tuple[Job, list[Stage]]:
     return job, stages.of_job(tx, job_id, job.attempt)
 
 
-def _by_fellow(rows: list[Stage]) -> dict[str, list[StageAssignment]]:
+def _by_fellow(rows: list[Stage], relaying: Relaying | None) -> dict[str, list[StageAssignment]]:
     told: dict[str, list[StageAssignment]] = {}
-    for number, assignment in assignments_of(rows).items():
+    for number, assignment in assignments_of(rows, relaying).items():
         told.setdefault(rows[number].fellow_id, []).append(assignment)
     return told
 

@@ -19,6 +19,7 @@ from control.jobs.intake import Taken, fail, take_batch
 from control.jobs.losing import Loss, lose
 from control.jobs.placing import Placed, Placing, Planner, plan_changed
 from control.jobs.recovery import Recovery, RecoveryTools, start_again, waiting
+from control.jobs.relaying import RelayTerms
 from control.jobs.results import Results
 from control.jobs.starting import Attempt, stages_of
 from control.jobs.views import job_view
@@ -66,6 +67,8 @@ class Tools:
     snapshots: Snapshots
     clock: Clock
     random_bytes: RandomBytes
+    relay: RelayTerms | None = None
+    """Where stages meet that cannot dial each other; None: nowhere."""
     auto_replace: bool = True
     """Jobs that lose a stage go on by themselves."""
 
@@ -77,7 +80,7 @@ class Jobs:
         self._tools = tools
         self._database = tools.database
         self._registry = tools.registry
-        self._dispatch = Dispatch(tools.database, tools.registry, tools.clock)
+        self._dispatch = Dispatch(tools.database, tools.registry, tools.clock, tools.relay)
         self._plans = Placing(tools.database, tools.planner, tools.clock)
         self._recovery = Recovery(
             RecoveryTools(
@@ -272,7 +275,7 @@ class Jobs:
             if fresh is None or fresh.state != "pending":
                 return False
             if reason or placed is None or placed.tokens is None:
-                words = reason or TOKENIZING
+                words = reason or (placed.waits if placed else "") or TOKENIZING
                 if words != fresh.reason:
                     jobs.update(tx, job.job_id, reason=words)
                 return words != fresh.reason
@@ -309,7 +312,7 @@ class Jobs:
             name=ask.config.name,
             config=ask.config,
             state="pending",
-            reason=TOKENIZING if plan.fits else plan.reason,
+            reason=(placed.waits or TOKENIZING) if plan.fits else plan.reason,
             plan_id=ask.plan_id,
             pinned=ask.plan_id is not None,
             plan=plan.model_dump_json(),
