@@ -200,12 +200,12 @@ async def test_a_fellow_that_falls_silent_fails_its_job_with_the_reason(pool: Po
         await pool.clock.advance(5)
         first.beat()
         await pool.leader._sweep()
+    assert first.assignment().pause is True
     await pool.leader.office.jobs.schedule()
     view = await ended(pool, job.job_id)
     assert view.state == "failed"
     assert second.fellow_id in view.reason
     assert "step 1" in view.reason
-    assert first.assignment().pause is True
 
 
 async def test_a_leader_that_restarts_goes_on_where_it_was(pool: Pool) -> None:
