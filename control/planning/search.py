@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import permutations
 
-from control.planning import auto
+from control.planning import auto, compression
 from control.planning.course import Course, Tried
 from control.planning.disk import Disk
 from control.planning.orders import MOST_TRIES, Tries, best_order
@@ -57,7 +57,7 @@ class Ask:
     @property
     def fewest(self) -> int:
         """Stages that the job needs at least."""
-        return len(self.pins.counts) if self.pins.counts else self.config.min_workers
+        return len(self.pins.counts) if self.pins.counts else compression.fewest(self.config)
 
     @property
     def disk(self) -> Disk:
