@@ -168,15 +168,17 @@ def test_a_bottleneck_alone_goes_on_bit_for_bit_and_is_refused_on_another_split(
     workers: Workers, case: Case, leader: LeaderTwin
 ) -> None:
     learned = CompressionSettings(kind="learned", bits=8, dim=24)
-    changes = {"method": "boundary", "lora": None, "compression": learned, "eval_sequences": 3}
+    changes = {"method": "boundary", "lora": None, "compression": learned}
     case = replace(case, settings=case.settings.model_copy(update=changes))
     cuts = even_cuts(case.num_layers, 2)
     whole = run_to_end(workers, case, 2)
     assert set(trained(whole)) == {
-        f"boundary.3.{side}.{kind}" for side in ("encoder", "decoder") for kind in ("weight", "bias")
+        f"boundary.3.{side}.{kind}"
+        for side in ("encoder", "decoder")
+        for kind in ("weight", "bias")
     }
     moments = [one.moment for one in whole.workers[-1].of(Evaluated)]
-    assert moments == ["trained", "bypassed"]
+    assert moments == ["base", "trained", "bypassed"]
 
     rest = run_to_end(workers, going_on(case, leader, cuts), 2)
     assert losses(rest).items() <= losses(whole).items()
