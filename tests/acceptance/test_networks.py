@@ -196,6 +196,8 @@ class TwoHomes(RealPool):
 
     def outcome(self, job_id: str) -> tuple[list[float], dict[str, bytes]]:
         """Losses of all steps, and the trained tensors, once it has completed."""
+        job = self.wait_step(job_id, STEPS // 2)
+        job = self.wait_step(job_id, STEPS)
         job = self.wait_end(job_id)
         assert job.state == "completed", (job.reason, job.untrusted_error)
         told = self.client.call(JOBS_RECORDS, JobsRecords(job_id=job_id, limit=5000))
