@@ -52,6 +52,8 @@ class Settings(BaseSettings):
     """Where stages meet that cannot dial each other: "own" (this leader starts one), "none", or
     HOST:PORT of a `swarm relay`.
     """
+    relay_host: str | None = None
+    """Address that the leader's own relay listens on; the leader's unless told."""
     relay_port: Annotated[int, Field(ge=0, le=65535)] | None = None
     """Of the leader's own relay; the port after the leader's unless told."""
     relay_key_file: Path | None = None

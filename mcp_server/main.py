@@ -109,6 +109,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--tls-cert", type=Path, help="a certificate for it, not the leader's own")
     parser.add_argument("--tls-key", type=Path, help="the key of that certificate")
     parser.add_argument("--relay", metavar="WHERE", help="own, none, or HOST:PORT of another")
+    parser.add_argument("--relay-host", help="address its own relay listens on; the leader's")
     parser.add_argument("--relay-port", type=int, help="of its own relay; default 7421")
     parser.add_argument("--relay-key-file", type=Path, help="the key of a relay elsewhere")
     parser.add_argument("--log-level", choices=("debug", "info", "warning", "error"))
