@@ -71,6 +71,8 @@ async def test_the_longest_sequence_is_planned_and_started_with_the_config_that_
     assert plan.settings is not None
     order = pool.fellows[0].assignment().order
     assert order.settings.seq_len == plan.settings.seq_len
+    kept = (await pool.ask("jobs_get", job_id=job.job_id)).config
+    assert (kept.maximize, kept.train.seq_len) == ("seq_len", plan.settings.seq_len)
 
 
 async def test_a_plan_of_another_pool_is_not_found(pool: Pool) -> None:
