@@ -12,7 +12,11 @@ from transport.api.catalog import OPERATIONS
 pytestmark = pytest.mark.usefixtures("told_where")
 
 DAY_S = 86_400.0
-SMALL = {"model": {"id": "Qwen/Qwen3-0.6B"}, "data": {"bucket": "any"}, "train": {"steps": 10}}
+SMALL: dict[str, Any] = {
+    "model": {"id": "Qwen/Qwen3-0.6B"},
+    "data": {"bucket": "any"},
+    "train": {"steps": 10},
+}
 A_CARD: list[Any] = [{"name": "atlas", "cards": ["RTX 4090"]}]
 
 
@@ -36,7 +40,7 @@ async def answers(world: World, name: str, ask: dict[str, Any]) -> dict[str, Any
     _, out, _ = await run_swarm(*words)
     told.append(json.loads(out))
     assert all(one == told[0] for one in told), told
-    first = told[0]
+    first: dict[str, Any] | None = told[0]
     assert first is not None
     return first
 
@@ -98,7 +102,7 @@ async def typed(world: World, config: dict[str, Any], inventory: dict[str, Any])
         (cards({"name": "a", "cards": [{"card": "RTX 4090", "count": 65}]}), ("/count",)),
         (cards({"name": "a", "cards": [{"card": "RTX 4090", "free_gb": 30}]}),
          ("a: free_gb 30 is more than the card's 25.77 GB",)),
-        (cards({"name": "a", "cards": []}, {"name": "a", "cards": []}), ("two fellows are called",)),
+        (cards(*A_CARD, *A_CARD), ("two fellows are called 'atlas'",)),
         (cards({"nam": "a", "cards": []}), ("did you mean 'name'?",)),
         (cards(*A_CARD, links=[{"sender": "atlas", "taker": "x", "bytes_per_s": 1.0}]),
          ("a link names 'x', which is not a fellow",)),
@@ -204,13 +208,14 @@ async def test_a_plan_for_serving_is_kept_shown_again_and_never_taken_for_anothe
 async def test_a_plan_for_serving_that_no_longer_holds_is_refused_with_the_new_one(
     world: World,
 ) -> None:
-    plan = await served(world)
+    plan, leader = await served(world), world.leader
+    assert leader is not None
     ask = {"pool": POOL, "model": "local:tiny", "plan_id": plan["plan_id"], "context_tokens": 16}
     fellow_id = world.fellows["only"]
-    before = world.leader.office.registry.of_pool(POOL)[0].beat
+    before = leader.office.registry.of_pool(POOL)[0].beat
     assert before is not None
     full = [card.model_copy(update={"free_bytes": 1000}) for card in before.cards]
-    world.leader.heartbeat(fellow_id, before.model_copy(update={"cards": full}))
+    leader.heartbeat(fellow_id, before.model_copy(update={"cards": full}))
     try:
         async with world.http() as client:
             told = (await client.post("/api/v1/models/plan", json=ask)).json()
@@ -223,7 +228,7 @@ async def test_a_plan_for_serving_that_no_longer_holds_is_refused_with_the_new_o
         assert code == 5
         assert "new plan (none): This model would not load" in err
     finally:
-        world.leader.heartbeat(fellow_id, before)
+        leader.heartbeat(fellow_id, before)
     assert await world.post("/models/plan", **ask) == plan
 
 
