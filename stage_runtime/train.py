@@ -23,6 +23,7 @@ from stage_runtime.costs import CardPlace, Device, Prices
 from stage_runtime.evaluate import evaluate, num_evaluated
 from stage_runtime.load import LoadedStage, load_stage
 from stage_runtime.loss import StageLoss
+from stage_runtime.marks import BACKWARD, DATA, FORWARD, LOSS, marks_on
 from stage_runtime.optim import adamw
 from stage_runtime.process_group import TensorKind
 from stage_runtime.progress import StepLog, tell_data, tell_share
@@ -198,6 +199,7 @@ def train(run: LoadedRun, group: StageGroup, report: Report, work_folder: Path) 
         if order.evaluate_base:
             _evaluate(run, stage, "base", 0, report)
     tell_data(order)
+    group.marks.lap()
     steps = StepLog(order.settings.steps)
     for step in range(1, order.settings.steps + 1):
         outcome = _one_step(run, stage, step)
@@ -207,6 +209,7 @@ def train(run: LoadedRun, group: StageGroup, report: Report, work_folder: Path) 
             _tell_memory(meter, report)
         if _is_due(order, step):
             _evaluate(run, stage, "during", step, report)
+            group.marks.lap()  # an evaluation is of no step
     _evaluate(run, stage, "trained", order.settings.steps, report)
     _tell_memory(meter, report)
     return save_trained(work_folder, order, run.trained)
@@ -216,7 +219,11 @@ def _assemble(run: LoadedRun, group: StageGroup) -> RunningStage:
     order, settings = run.order, run.order.settings
     moment = Moment(settings.seed)
     dropout = settings.lora.dropout if settings.lora is not None else 0.0
-    plan = BlockPlan(moment, group.check, run.meter.enter_card, settings.recompute, dropout > 0)
+    first = run.devices[0]
+    marks = group.marks = marks_on(first)
+    plan = BlockPlan(
+        moment, group.check, run.meter.enter_card, settings.recompute, dropout > 0, marks
+    )
     places = [
         (card, run.devices[card])
         for card, share in enumerate(order.cards)
@@ -224,8 +231,9 @@ def _assemble(run: LoadedRun, group: StageGroup) -> RunningStage:
     ]
     wrap_blocks(run.stage, plan, places)
     module = StageModule(run.stage, moment, settings)
-    first = run.devices[0]
     engine = pipeline_stage(module, order, run.stage.facts.hidden, first, torch_group(group))
+    for name, mark in (("forward_one_chunk", FORWARD), ("backward_one_chunk", BACKWARD)):
+        setattr(engine, name, marks.timed(mark, getattr(engine, name)))
     loss = None
     if run.stage.head is not None:
         loss = StageLoss(run.stage.head, settings.loss_chunk_tokens)
@@ -233,7 +241,7 @@ def _assemble(run: LoadedRun, group: StageGroup) -> RunningStage:
         order=order,
         module=module,
         group=group,
-        schedule=schedule_for(engine, order, loss or _no_loss),
+        schedule=schedule_for(engine, order, marks.timed(LOSS, loss or _no_loss)),
         loss=loss,
         trained=run.trained,
         optimizer=adamw(run.trained, first),
@@ -247,7 +255,8 @@ def _no_loss(*_: Any) -> torch.Tensor:
 
 
 def _one_step(run: LoadedRun, stage: RunningStage, step: int) -> StepOutcome:
-    batch = _batch(run, step)
+    with stage.group.marks.of(DATA):
+        batch = _batch(run, step)
     if step <= COUNTED_STEPS:
         with run.meter.counting():
             return run_step(stage, step, batch)

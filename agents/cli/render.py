@@ -5,7 +5,7 @@ characters.
 """
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from datetime import datetime
 from typing import Any
 
@@ -13,6 +13,8 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from agents.cli.step_time import step_time_text
+from agents.cli.tables import DASH, table
 from agents.log_lines import clean
 from transport.api.buckets import BucketsListed, ModelExported, ModelsListed
 from transport.api.fellows import FellowsListed, FellowView
@@ -23,8 +25,6 @@ from transport.api.pools import ClusterView, InviteView, PoolsListed, TokensList
 from transport.api.serving import ServePlanView
 from transport.units import human_bytes, human_seconds
 
-DASH = "–"
-
 
 def show(console: Console, answer: Answer) -> None:
     """Print an answer."""
@@ -33,17 +33,6 @@ def show(console: Console, answer: Answer) -> None:
             console.print(render(answer))
             return
     console.print(Text(answer.summary))
-
-
-def table(headings: Sequence[str], rows: Sequence[Sequence[object]]) -> Table:
-    """Columns without lines; a heading that ends in ">" is for numbers."""
-    made = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
-    for heading in headings:
-        is_number = heading.endswith(">")
-        made.add_column(heading.rstrip(">"), justify="right" if is_number else "left")
-    for row in rows:
-        made.add_row(*(Text(clean(str(cell), 200)) for cell in row))
-    return made
 
 
 def ago(at: float | None) -> str:
@@ -182,6 +171,7 @@ def job_text(job: JobView) -> RenderableType:
         parts.append(_line("Plan", f"{job.plan_id}, attempt {job.attempt}"))
     if job.stages:
         parts.append(_job_stages(job))
+    parts += [] if job.step_time is None else [step_time_text(job.step_time)]
     parts += [_line("Held out", _evaluation(one)) for one in job.evaluations]
     parts += [_line("Chosen", f"{c.setting} {_value(c.value)}: {c.reason}") for c in job.chosen]
     parts += [_line("Count", f"{name}: {count}") for name, count in job.counts.items() if count]
