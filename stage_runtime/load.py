@@ -19,6 +19,7 @@ from transformers import MODEL_MAPPING, AutoConfig
 
 from stage_runtime.checkpoint import Checkpoint
 from stage_runtime.checkpoint_share import StageSpan, part_of, share_of
+from stage_runtime.expert_files import ExpertTensors
 from stage_runtime.model_facts import ModelFacts
 from transport.errors import SwarmError
 
@@ -105,7 +106,12 @@ def load_stage(checkpoint: Checkpoint, span: StageSpan, dtype: torch.dtype) -> L
     for name in _not_ours(facts, span) & expected.keys():
         tensors[name] = torch.zeros(expected[name].shape, dtype=dtype)
     body = model_class.from_pretrained(
-        None, config=config, state_dict=tensors, dtype=dtype, attn_implementation="sdpa"
+        None,
+        config=config,
+        state_dict=tensors,
+        dtype=dtype,
+        # No fused kernel computes a softcap or sinks: the family's own plain attention does.
+        attn_implementation="eager" if facts.family.scores else "sdpa",
     )
     _drop_foreign_parts(body, facts, span)
     _restore_layer_scaling(body, facts, span, config)
@@ -138,14 +144,16 @@ def _stage_config(folder: Path, facts: ModelFacts, span: StageSpan) -> Any:
 def _read(checkpoint: Checkpoint, span: StageSpan, dtype: torch.dtype) -> dict[str, Tensor]:
     """The stage's tensors by the body's own names; the head's as "head.weight", "head.bias"."""
     tensors: dict[str, Tensor] = {}
+    experts = ExpertTensors(checkpoint.facts, dtype)
     for file, names in share_of(checkpoint.facts, checkpoint.files, span).items():
         for name, tensor in checkpoint.read(file, names):
             if _MADE_ANEW.search(name):
                 continue
             for local in _local_names(checkpoint.facts, span, name):
-                # A copy of its own: what safe_open gives may share the whole file's storage.
-                tensors[local] = tensor.to(dtype, copy=True)
-    return tensors
+                if not experts.take(local, tensor):
+                    # A copy of its own: what safe_open gives may share the whole file's storage.
+                    tensors[experts.renamed(local)] = tensor.to(dtype, copy=True)
+    return tensors | experts.whole()
 
 
 def _local_names(facts: ModelFacts, span: StageSpan, name: str) -> list[str]:
