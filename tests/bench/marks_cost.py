@@ -13,8 +13,11 @@ import statistics
 import sys
 import tempfile
 import time
+from contextlib import AbstractContextManager
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
@@ -30,14 +33,21 @@ from transport.link import LinkName
 LIMIT = 0.002
 
 
-class CountedMarks(Marks):
-    """Marks that know how often they were switched."""
+class Counter:
+    """How often marks were switched since they are watched."""
 
-    switches = 0
+    def __init__(self) -> None:
+        self.switches = 0
 
-    def _switch(self, name: str) -> str:
-        CountedMarks.switches += 1
-        return super()._switch(name)
+    def watch(self) -> AbstractContextManager[object]:
+        """Count while open."""
+        switch = Marks._switch
+
+        def counted(marks: Marks, name: str) -> str:
+            self.switches += 1
+            return switch(marks, name)
+
+        return mock.patch.object(Marks, "_switch", counted)
 
 
 def switch_s() -> float:
@@ -52,7 +62,7 @@ def switch_s() -> float:
     return best
 
 
-def steps_of(folder: Path, steps: int) -> list[dict[str, Any]]:
+def steps_of(folder: Path, steps: int, counter: Counter) -> list[dict[str, Any]]:
     """Real steps of a tiny model on one stage, with recompute: StepDone's values."""
     ground = Ground(folder)
     case = ground.case(Point("llama", 1))
@@ -65,7 +75,7 @@ def steps_of(folder: Path, steps: int) -> list[dict[str, Any]]:
 
     def report(kind: Any, **values: Any) -> None:
         if kind.__name__ == "StepDone":
-            told.append({**values, "switches": CountedMarks.switches})
+            told.append({**values, "switches": counter.switches})
 
     run = train.load(order, open_checkpoint(ground.model("llama")), tokens, report, 0)
     links = PipelineLinks.open(LinkName(order.job_id, 1, 0, 0), 1, "127.0.0.1")
@@ -79,11 +89,11 @@ def main() -> None:
     """Measure, print, and fail past the limit."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--steps", type=int, default=40)
-    train.marks_on = lambda _device: CountedMarks()
-    with tempfile.TemporaryDirectory() as folder:
-        told = steps_of(Path(folder), parser.parse_args().steps)
+    counter = Counter()
+    with tempfile.TemporaryDirectory() as folder, counter.watch():
+        told = steps_of(Path(folder), parser.parse_args().steps, counter)
     step_s = statistics.median(one["step_s"] for one in told[3:])
-    per_step = statistics.median(b["switches"] - a["switches"] for a, b in zip(told[3:], told[4:]))
+    per_step = statistics.median(b["switches"] - a["switches"] for a, b in pairwise(told[3:]))
     price_s = switch_s()
     share = per_step * price_s / step_s
     print(f"{per_step:.0f} switches of {1e6 * price_s:.2f} us in a step of {1e3 * step_s:.1f} ms")

@@ -1,4 +1,4 @@
-"""Where a step went: the play of a step, the two kinds of waiting, the limit and the best change."""
+"""Where a step went: the play of it, the two kinds of waiting, the limit, the best change."""
 
 import pytest
 from hypothesis import given

@@ -1,6 +1,7 @@
 """Marks: every moment of a stage's thread belongs to one name, and to no other."""
 
 import time
+from contextlib import AbstractContextManager
 
 import pytest
 import torch
@@ -37,11 +38,15 @@ def test_an_inner_mark_interrupts_the_outer_and_the_rest_is_control() -> None:
 def test_a_lap_inside_a_mark_splits_it_and_an_error_ends_it() -> None:
     hand = Hand()
     marks = Marks(hand)
-    with pytest.raises(KeyError), marks.of(TRANSFER):
+
+    def fail() -> None:
         hand.now += 1
         assert marks.lap() == {CONTROL: 0.0, TRANSFER: 1.0}
         hand.now += 2
         raise KeyError
+
+    with pytest.raises(KeyError):
+        marks.timed(TRANSFER, fail)()
     hand.now += 4
     assert marks.lap() == {TRANSFER: 2.0, CONTROL: 4.0}
 
@@ -52,7 +57,7 @@ def test_whatever_nests_the_marks_add_up_to_the_time_that_passed(
 ) -> None:
     hand = Hand()
     marks = Marks(hand)
-    opened = []
+    opened: list[AbstractContextManager[None]] = []
     for what, seconds in moves:
         hand.now += seconds
         if what == "out" and opened:
