@@ -23,6 +23,7 @@ from stage_runtime.optim import (
 )
 from stage_runtime.stage import StageModule
 from stage_runtime.stage_group import StageGroup
+from stage_runtime.tied import TiedTable
 from transport.errors import SwarmError
 from transport.orders import StageOrder
 
@@ -42,6 +43,8 @@ class RunningStage:
     device: torch.device
     """Of the stage's first block: where its input goes."""
     last_loss: float | None = None
+    tied: TiedTable | None = None
+    """When the first and the last stage train one table."""
 
 
 @dataclass(frozen=True)
@@ -92,6 +95,8 @@ def run_step(stage: RunningStage, step: int, batch: Batch | None) -> StepOutcome
     given, target = _inputs(stage, batch), _targets(stage, batch)
     with marks.of(stage.group.engine_mark):
         stage.schedule.step(*given, **target, return_outputs=False)
+        if stage.tied is not None:
+            stage.tied.gather()
     with marks.of(OPTIMIZER):
         own = squared_norm(stage.trained)
     verdict = _exchange(stage, own)
@@ -172,3 +177,5 @@ def _update(stage: RunningStage, rate: float, own_norm: float, pipeline_norm: fl
     scale_gradients(stage.trained.values(), clip_share(norm, settings.max_grad_norm))
     set_rate(stage.optimizer, rate)
     stage.optimizer.step()
+    if stage.tied is not None:
+        stage.tied.spread()
