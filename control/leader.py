@@ -28,6 +28,7 @@ from control.operations.registry import handlers
 from control.records.events import Events
 from control.records.job_files import JobFiles
 from control.settings import Settings
+from control.snapshots.keeper import SnapshotKey, Snapshots, SnapshotTerms
 from control.store import fellows, plans, requests
 from control.store.buckets import StoredModel
 from control.store.database import Database
@@ -173,6 +174,10 @@ class Leader:
         """Keep a received file of trained tensors."""
         await self.office.results.take(key, file)
 
+    async def take_snapshot(self, key: SnapshotKey, file: StoredFile) -> None:
+        """Keep a received saved state."""
+        await self.office.jobs.take_snapshot(key, file)
+
     def token_file(self, digest: str) -> StoredFile | None:
         """A token file by its digest."""
         return self.tokens.find(digest)
@@ -198,6 +203,7 @@ class Leader:
             self.office.registry.add(fellow)
         for (fellow_id, card_index), figures in speeds.items():
             self.office.registry.take_speeds(fellow_id, card_index, figures)
+        await self.office.snapshots.load()
         await self.office.jobs.load()
 
     async def _sweep(self) -> None:
@@ -231,6 +237,7 @@ class Leader:
     async def _keep_house(self) -> None:
         now = self.office.clock.now()
         await self.office.credentials.flush_uses()
+        await self.office.snapshots.expire()
         await self.office.database.write(
             lambda tx: (
                 requests.drop_before(tx, now - REQUESTS_KEPT_S),
@@ -264,7 +271,8 @@ def compose(
     plan_terms = PlanTerms(settings.plan_hours * 3600, settings.submit_wait_s)
     planner = PoolPlanner(database, registry, Sources(models, Hub(clock), tokens), plan_terms)
     results = Results(database, files, settings.max_adapter_bytes)
-    tools = Tools(database, registry, planner, events, files, results, clock, random_bytes)
+    saved = Snapshots(database, clock, SnapshotTerms(files.folder, settings.storage_limit_bytes))
+    tools = Tools(database, registry, planner, events, files, results, saved, clock, random_bytes)
     office = Office(
         settings=settings,
         clock=clock,
@@ -279,6 +287,7 @@ def compose(
         planner=planner,
         jobs=Jobs(tools),
         results=results,
+        snapshots=saved,
         files=files,
     )
     return office, tokens

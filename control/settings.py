@@ -47,6 +47,10 @@ class Settings(BaseSettings):
     max_model_file_bytes: Annotated[int, Field(ge=1)] = 100 * GB
     max_adapter_bytes: Annotated[int, Field(ge=1)] = 40 * GB
     """Of one stage's trained tensors."""
+    storage_limit_bytes: Annotated[int, Field(ge=1)] = 20 * GB
+    """What the pools of one owner may keep here: saved states of jobs and buckets."""
+    auto_replace: bool = True
+    """A job that loses a fellow goes on by itself from its last saved step."""
     tokenize_memory_bytes: Annotated[int, Field(ge=256 * MB)] = 6 * GB
     """Address space of the child process that renders templates and tokenizes."""
     tokenize_seconds: Annotated[float, Field(gt=0)] = 900.0

@@ -187,11 +187,18 @@ class Prices:
             activations=activations,
             gradients=gradients,
             # Two float32 moments for each parameter, and a step counter for each tensor.
-            optimizer=8 * trained + 4 * tensors,
+            optimizer=8 * trained + 4 * tensors + self._saved_copy(device, trained, tensors),
             lora=0 if full else 4 * trained,
             workspace=0,
         )
         return with_workspace(price, device, self._kernel_bytes(place, device, price))
+
+    def _saved_copy(self, device: Device, trained: int, tensors: int) -> int:
+        """A copy of what trains and of its moments, in the memory that a CPU card is: what is
+        saved while the next step computes.
+        """
+        saves = device.kind == "cpu" and self.settings.snapshot_every_steps > 0
+        return saves * (12 * trained + 4 * tensors)
 
     def _load_bytes(self, place: CardPlace, device: Device) -> int:
         """The most that loading holds on a CPU card: a table as stored beside all that is read.

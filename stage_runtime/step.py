@@ -21,6 +21,7 @@ from stage_runtime.optim import (
     set_rate,
     squared_norm,
 )
+from stage_runtime.snapshot import Saver
 from stage_runtime.stage import StageModule
 from stage_runtime.stage_group import StageGroup
 from stage_runtime.tied import TiedTable
@@ -43,6 +44,10 @@ class RunningStage:
     device: torch.device
     """Of the stage's first block: where its input goes."""
     last_loss: float | None = None
+    saver: Saver | None = None
+    """Saves the stage's state; None when nothing is saved."""
+    savers_busy: int = 0
+    """Stages whose last saved copy was still on its way when this step ended."""
     tied: TiedTable | None = None
     """When the first and the last stage train one table."""
 
@@ -149,8 +154,10 @@ def _exchange(stage: RunningStage, own_squared_norm: float) -> _Verdict:
             float(not good_loss),
             float(tally.tokens if tally is not None else 0),
             float(tally.empty_micro_batches if tally is not None else 0),
+            float(stage.saver is not None and stage.saver.is_busy),
         ]
     )
+    stage.savers_busy = int(totals[6])
     return _Verdict(
         totals[0], totals[1] > 0, totals[2], totals[3] > 0, int(totals[4]), int(totals[5])
     )

@@ -24,11 +24,13 @@ from stage_runtime.costs import CardPlace, Device, Prices
 from stage_runtime.evaluate import evaluate, num_evaluated
 from stage_runtime.load import LoadedStage, load_stage
 from stage_runtime.loss import StageLoss
-from stage_runtime.marks import BACKWARD, DATA, FORWARD, LOSS, marks_on
+from stage_runtime.marks import BACKWARD, DATA, FORWARD, LOSS, SNAPSHOT, marks_on
 from stage_runtime.optim import adamw
 from stage_runtime.process_group import TensorKind
 from stage_runtime.progress import StepLog, tell_data, tell_share
 from stage_runtime.result import SavedFile, save_trained
+from stage_runtime.saved_state import restore
+from stage_runtime.snapshot import SavePlace, Saver
 from stage_runtime.stage import (
     DTYPES,
     BlockPlan,
@@ -194,8 +196,16 @@ def crossing_kinds(run: LoadedRun) -> list[TensorKind]:
     return [boundary_of(run), *tied_kinds(run.stage, run.order)]
 
 
-def train(run: LoadedRun, group: StageGroup, report: Report, work_folder: Path) -> SavedFile:
-    """Run the whole training of the stage; returns its saved result.
+def train(
+    run: LoadedRun,
+    group: StageGroup,
+    report: Report,
+    work_folder: Path,
+    place: SavePlace | None = None,
+) -> SavedFile:
+    """Run the whole training of the stage, or the rest of it; returns its saved result.
+
+    place: where its state is saved on the way, and what it goes on from.
 
     Raises:
         SwarmError, torch.OutOfMemoryError: possibly inside what the engine raises.
@@ -204,23 +214,44 @@ def train(run: LoadedRun, group: StageGroup, report: Report, work_folder: Path) 
     with meter.counting():
         open_boundaries(order, run.stage.facts.hidden, group)
         stage = _assemble(run, group)
+        done = _go_on(stage, place)
         if order.evaluate_base:
             _evaluate(run, stage, "base", 0, report)
     tell_data(order)
     group.marks.lap()
     steps = StepLog(order.settings.steps)
-    for step in range(1, order.settings.steps + 1):
-        outcome = _one_step(run, stage, step)
+    for step in range(done + 1, order.settings.steps + 1):
+        outcome = _one_step(run, stage, step, is_counted=step - done <= COUNTED_STEPS)
         steps.tell(outcome)
         _tell_step(outcome, report)
-        if step == min(COUNTED_STEPS, order.settings.steps):
+        if stage.saver is not None:
+            with group.marks.of(SNAPSHOT):
+                stage.saver.after_step(step, outcome.step_s, stage.savers_busy)
+        if step == min(done + COUNTED_STEPS, order.settings.steps):
             _tell_memory(meter, report)
         if _is_due(order, step):
             _evaluate(run, stage, "during", step, report)
             group.marks.lap()  # an evaluation is of no step
     _evaluate(run, stage, "trained", order.settings.steps, report)
     _tell_memory(meter, report)
+    if stage.saver is not None:
+        stage.saver.close()
     return save_trained(work_folder, order, run.trained)
+
+
+def _go_on(stage: RunningStage, place: SavePlace | None) -> int:
+    """Put a saved step back, and begin to save; the number of steps that are done."""
+    order, done = stage.order, 0
+    if order.resume is not None:
+        assert place is not None
+        found = restore(order, stage.trained, stage.optimizer, place.resumed)
+        done = found.step
+        if stage.tied is not None:
+            stage.tied.spread()  # the last stage's copy of the table is not saved
+        log.info("goes on after step %d, from %d saved tensors", done, found.tensors)
+    if order.settings.snapshot_every_steps and place is not None and place.leader.url:
+        stage.saver = Saver(order, stage.trained, stage.optimizer, place)
+    return done
 
 
 def _assemble(run: LoadedRun, group: StageGroup) -> RunningStage:
@@ -263,10 +294,10 @@ def _no_loss(*_: Any) -> torch.Tensor:
     raise AssertionError("only the last stage computes a loss")
 
 
-def _one_step(run: LoadedRun, stage: RunningStage, step: int) -> StepOutcome:
+def _one_step(run: LoadedRun, stage: RunningStage, step: int, *, is_counted: bool) -> StepOutcome:
     with stage.group.marks.of(DATA):
         batch = _batch(run, step)
-    if step <= COUNTED_STEPS:
+    if is_counted:
         with run.meter.counting():
             return run_step(stage, step, batch)
     outcome = run_step(stage, step, batch)

@@ -29,6 +29,7 @@ from stage_runtime.download import fetch_stage
 from stage_runtime.leader_files import LeaderAccess, fetch_token_file
 from stage_runtime.process_group import Paused, find_cause, make_group
 from stage_runtime.result import SavedFile, upload
+from stage_runtime.snapshot import SavePlace, fetch_saved
 from stage_runtime.stage_group import LauncherGroup, StageGroup
 from stage_runtime.train import LoadedRun, crossing_kinds, load, span_of, train
 from transport.direct import PipelineLinks
@@ -171,6 +172,8 @@ class _Worker:
         _empty(work)
         self._bind()
         checkpoint, token_file, fetched = self._fetch()
+        resumed = fetch_saved(self.leader, self.order, work, self.control.check)
+        place = SavePlace(self.leader, work / "snapshots", resumed)
         self.control.check()
         loaded = load(self.order, checkpoint, token_file, self.channel.report, fetched)
         self.control.check()
@@ -179,7 +182,7 @@ class _Worker:
         self.group.begin_step(0)
         log.info("ready; waiting until every stage is")
         self.group.exchange([0.0], timeout_s=OTHERS_LOAD_S)
-        saved = train(loaded, self.group, self.channel.report, work)
+        saved = train(loaded, self.group, self.channel.report, work, place)
         # Nobody needs a neighbour any more; a file that is long on its way must not hold links.
         self.group.close()
         self._bring(saved)

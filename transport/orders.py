@@ -83,6 +83,8 @@ class TrainSettings(Model):
     backend: Literal["swarm", "gloo", "nccl"]
     loss_chunk_tokens: Positive
     """Tokens of logits that exist at once in the loss."""
+    snapshot_every_steps: Count = 0
+    """Each stage saves what it would need to go on, after so many steps; 0 = never."""
     quantization: Literal["none", "int8", "nf4"] = "none"
     """How the frozen projections are stored; they compute in dtype. nf4 has its scales quantized
     once more (double quantization). Only with method "lora".
@@ -125,6 +127,27 @@ class CardShare(Model):
     """A CPU card's worker raises out-of-memory past it; on other cards it is what was free."""
 
 
+class SavedStage(Model):
+    """One stage's file of a saved step."""
+
+    stage: Count
+    first_layer: Count
+    last_layer: Count
+    digest: Digest
+    """SHA-256 of the whole file."""
+    size_bytes: Positive
+
+
+class ResumeFrom(Model):
+    """Go on after a saved step instead of from the start."""
+
+    attempt: Positive
+    """Which attempt saved it."""
+    step: Positive
+    files: Annotated[list[SavedStage], Field(min_length=1)]
+    """Those that hold layers of this stage, whatever the split was then."""
+
+
 class StageOrder(Model):
     """Run one stage of one attempt of a job."""
 
@@ -147,6 +170,8 @@ class StageOrder(Model):
     evaluate_base: bool
     """True at a job's first start."""
     plan_id: str
+    resume: ResumeFrom | None = None
+    """Where to go on; None = at step 1."""
 
     @property
     def is_first(self) -> bool:

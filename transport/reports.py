@@ -142,6 +142,8 @@ class StageFailed(FromStage):
     """True when this stage only noticed that a neighbour failed."""
     exit_code: int | None = None
     """Of the worker process, when the daemon reports its death."""
+    lost: bool = False
+    """True when the process is gone or stuck through no fault of the job: another try may do."""
 
 
 class LogLine(FromStage):

@@ -22,6 +22,7 @@ from transport.api.jobs import Evaluation, JobsListed, JobsLogged, JobsRecorded,
 from transport.api.operation import Answer
 from transport.api.plans import Offer, PlannedCard, PlanView
 from transport.api.pools import ClusterView, InviteView, PoolsListed, TokensListed, TokenView
+from transport.api.saved_states import JobsSaved
 from transport.api.serving import ServePlanView
 from transport.units import human_bytes, human_seconds
 
@@ -169,6 +170,10 @@ def job_text(job: JobView) -> RenderableType:
     parts: list[RenderableType] = [head, _line("Step", step + smooth + pace)]
     if job.plan_id:
         parts.append(_line("Plan", f"{job.plan_id}, attempt {job.attempt}"))
+    if job.saved_step is not None:
+        parts.append(_line("Saved", f"step {job.saved_step}, {ago(job.saved_at)}"))
+    if job.saving_paused:
+        parts.append(_line("Saved", clean(job.saving_paused, 300)))
     if job.stages:
         parts.append(_job_stages(job))
     parts += [] if job.step_time is None else [step_time_text(job.step_time)]
@@ -202,6 +207,15 @@ def _job_stages(job: JobView) -> Table:
 def _evaluation(one: Evaluation) -> str:
     when = {"base": "base model", "trained": "trained"}.get(one.moment, f"step {one.step}")
     return f"{when}: loss {one.loss:.4f}, accuracy {one.accuracy:.1%}, {one.sequences} sequences"
+
+
+def _saved(answer: JobsSaved) -> RenderableType:
+    rows = [
+        (one.step, ago(one.saved_at), one.attempt, len(one.files), human_bytes(one.size_bytes))
+        for one in answer.steps
+    ]
+    headings = ("  step>", "saved", "attempt>", "files>", "size>")
+    return Group(Text(answer.summary), table(headings, rows)) if rows else Text(answer.summary)
 
 
 def _jobs(answer: JobsListed) -> RenderableType:
@@ -408,6 +422,7 @@ _RENDERERS: dict[type[Answer], Callable[[Any], RenderableType]] = {
     JobsListed: _jobs,
     JobsLogged: _logs,
     JobsRecorded: _records,
+    JobsSaved: _saved,
     FellowsListed: _fellows,
     FellowView: _fellow,
     ClusterView: _cluster,

@@ -21,8 +21,10 @@ from control.jobs.starting import Attempt, stages_of
 from control.jobs.views import job_view
 from control.records.events import Events
 from control.records.job_files import JobFiles
+from control.snapshots.keeper import SnapshotKey, Snapshots
 from control.store import jobs, records, stages
 from control.store.database import Database, Tx
+from control.store.files import StoredFile
 from control.store.jobs import Job
 from transport.api.jobs import JobsSubmit, JobView
 from transport.errors import SwarmError, not_found
@@ -58,6 +60,7 @@ class Tools:
     events: Events
     files: JobFiles
     results: Results
+    snapshots: Snapshots
     clock: Clock
     random_bytes: RandomBytes
 
@@ -167,6 +170,14 @@ class Jobs:
         self._registry.note_committed(fellow_id, taken.committed)
         await self._after_reports(fellow_id, taken)
         return ReportsTaken(committed=taken.committed, refused=taken.refused)
+
+    async def take_snapshot(self, key: SnapshotKey, file: StoredFile) -> None:
+        """Keep a stage's saved state; tell when the step counts from now on."""
+        saved = await self._tools.snapshots.take(key, file)
+        if saved is not None:
+            job = await self._database.read(lambda tx: jobs.find(tx, key.job_id))
+            assert job is not None
+            self._tell(key.job_id, job.pool, "saved")
 
     async def lose_fellow(self, fellow_id: str, why: str) -> None:
         """Fail the jobs that a fellow was running a stage of.

@@ -14,7 +14,7 @@ from control.store import jobs, records, stages
 from control.store.database import Tx
 from control.store.jobs import Job
 from control.store.stages import Peak, Stage
-from transport.api.jobs import JobRow, JobView, ShownStage
+from transport.api.jobs import JobRow, JobView, Resumed, ShownConfig, ShownStage
 from transport.api.operation import Next
 from transport.api.step_time import StepTime
 from transport.errors import not_found
@@ -53,6 +53,9 @@ def job_view(tx: Tx, job_id: str) -> JobView:
         loss=job.loss,
         smoothed_loss=debias(job.mean, job.mean_steps),
         step_s=step_s,
+        saved_step=job.saved_step,
+        saved_at=job.saved_at,
+        saving_paused=job.saving_paused,
         created_at=job.created_at,
         started_at=job.started_at,
         ended_at=job.ended_at,
@@ -63,7 +66,18 @@ def job_view(tx: Tx, job_id: str) -> JobView:
         counts=dict(job.counts),
         adapter_ready=job.adapter is not None,
         untrusted_error=job.error,
-        config=job.config,
+        config=shown_config(job),
+    )
+
+
+def shown_config(job: Job) -> ShownConfig:
+    """What was asked for, and what the run went on from."""
+    resumes = [Resumed.model_validate(one) for one in job.resumes]
+    return ShownConfig.model_construct(
+        job.config.model_fields_set,
+        **dict(job.config),
+        resume=resumes[-1] if resumes else None,
+        resumes=resumes,
     )
 
 

@@ -17,6 +17,7 @@ from control.jobs.results import Results
 from control.records.events import Events
 from control.records.job_files import JobFiles
 from control.settings import Settings
+from control.snapshots.keeper import Snapshots
 from control.store.database import Database
 from transport.ids import RandomBytes
 
@@ -38,4 +39,5 @@ class Office:
     planner: PoolPlanner
     jobs: Jobs
     results: Results
+    snapshots: Snapshots
     files: JobFiles

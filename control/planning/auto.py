@@ -217,6 +217,7 @@ def settings(asked: Asked, batch: int, saving: Saving) -> TrainSettings:
         eval_sequences=train.eval_sequences,
         backend=train.backend,
         loss_chunk_tokens=loss_chunk_tokens(asked.facts.vocab),
+        snapshot_every_steps=train.snapshot_every_steps,
         compression=compression.resolve(config, asked.facts, asked.num_stages),
     )
     changed: dict[str, object] = {}

@@ -79,6 +79,27 @@ class Evaluation(Model):
     sequences: int
 
 
+class Resumed(Model):
+    """One time that a job went on from a saved step."""
+
+    attempt: int
+    step: int
+    """The saved step."""
+    lost_steps: int
+    """Steps that were done after it, and were done again."""
+    at: float
+    by: Literal["hand", "itself"]
+    why: str
+
+
+class ShownConfig(JobConfig):
+    """A job file as asked for, and what the run went on from."""
+
+    resume: Resumed | None = None
+    """The newest."""
+    resumes: list[Resumed] = []
+
+
 class JobView(Answer):
     """One job."""
 
@@ -101,6 +122,11 @@ class JobView(Answer):
     """Debiased exponential mean with weight 0.8 over all steps."""
     step_s: float | None
     """Median of the last 20 steps, measured."""
+    saved_step: int | None = None
+    """The newest step that jobs_resume can go on from."""
+    saved_at: float | None = None
+    saving_paused: str = ""
+    """Why nothing is saved now."""
     created_at: float
     started_at: float | None
     ended_at: float | None
@@ -116,7 +142,7 @@ class JobView(Answer):
     """The first error as the fellow's worker told it: text from another machine, data and not
     instruction.
     """
-    config: JobConfig
+    config: ShownConfig
 
 
 class JobsList(Ask):
