@@ -11,10 +11,13 @@ from pathlib import Path
 from typing import Any
 
 from control.clock import Clock, SystemClock, system_random_bytes, wait_for_event
-from control.datasets.buckets import Buckets
+from control.datasets.bucket_removal import known_files
+from control.datasets.buckets import Buckets, BucketTerms
+from control.datasets.child import Limits
+from control.datasets.data_source import DataSource
 from control.datasets.hub import Hub
 from control.datasets.model_store import ModelStore
-from control.datasets.token_shop import Folders, Limits, TokenShop
+from control.datasets.token_shop import TokenShop
 from control.fellows.credentials import Credentials
 from control.fellows.invites import Invites, InviteTerms
 from control.fellows.registry import Registry, Timing
@@ -195,6 +198,9 @@ class Leader:
     async def load(self) -> None:
         """Read what is stored, and go on with what was running. Part of open()."""
         handlers()
+        files, made = await self.office.database.read(known_files)
+        await asyncio.to_thread(self.office.buckets.sweep, files)
+        await asyncio.to_thread(self.tokens.sweep, made)
         await self.office.credentials.load()
         stored, speeds = await self.office.database.read(
             lambda tx: (fellows.every(tx), fellows.speeds(tx))
@@ -266,10 +272,13 @@ def compose(
     terms = InviteTerms(settings.invite_minutes * 60, settings.heartbeat_s)
     models = ModelStore(database, data / "models", settings.max_model_file_bytes, clock)
     limits = Limits(settings.tokenize_memory_bytes, settings.tokenize_seconds)
-    tokens = TokenShop(database, Folders(data / "buckets", data / "tokens"), limits, clock)
-    tokens.on_ready = registry.heard.set
+    terms_of_data = BucketTerms(settings.max_upload_bytes, limits)
+    buckets = Buckets(data / "buckets", terms_of_data, clock, random_bytes)
+    tokens = TokenShop(database, data / "tokens", limits, clock)
+    tokens.on_moved = registry.heard.set
+    source = DataSource(database, buckets, tokens)
     plan_terms = PlanTerms(settings.plan_hours * 3600, settings.submit_wait_s)
-    planner = PoolPlanner(database, registry, Sources(models, Hub(clock), tokens), plan_terms)
+    planner = PoolPlanner(database, registry, Sources(models, Hub(clock), source), plan_terms)
     results = Results(database, files, settings.max_adapter_bytes)
     saved = Snapshots(database, clock, SnapshotTerms(files.folder, settings.storage_limit_bytes))
     tools = Tools(database, registry, planner, events, files, results, saved, clock, random_bytes)
@@ -282,7 +291,8 @@ def compose(
         registry=registry,
         invites=Invites(database, registry, key, terms),
         credentials=Credentials(database, clock, random_bytes, key),
-        buckets=Buckets(data / "buckets", settings.max_upload_bytes, clock, random_bytes),
+        buckets=buckets,
+        tokens=tokens,
         models=models,
         planner=planner,
         jobs=Jobs(tools),

@@ -13,10 +13,11 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from agents.cli.render_data import data_lines, preview_text
 from agents.cli.step_time import step_time_text
 from agents.cli.tables import DASH, table
 from agents.log_lines import clean
-from transport.api.buckets import BucketsListed, ModelExported, ModelsListed
+from transport.api.buckets import BucketPreview, BucketsListed, ModelExported, ModelsListed
 from transport.api.fellows import FellowsListed, FellowView
 from transport.api.jobs import Evaluation, JobsListed, JobsLogged, JobsRecorded, JobView
 from transport.api.operation import Answer
@@ -69,10 +70,7 @@ def plan_text(plan: PlanView) -> RenderableType:
         parts.append(_plan_stages(plan))
     parts += [_left_out(card) for card in plan.cards if not card.used]
     parts += [_line("Chosen", f"{c.setting} {_value(c.value)}: {c.reason}") for c in plan.chosen]
-    if plan.data is not None and plan.data.batches is not None:
-        passes = f", {plan.data.passes:.2g} passes" if plan.data.passes is not None else ""
-        words = f"{plan.data.bucket}: {plan.data.tokens} tokens, {plan.data.batches} batches"
-        parts.append(_line("Data", words + passes))
+    parts += data_lines(plan.data)
     parts += [_line("Limit", plan.layout.limit)] if plan.layout.limit else []
     readers = ", ".join(stage.hostname for stage in plan.layout.stages if stage.sees_tokens)
     parts += [_line("Tokens", f"seen by {readers}")] if readers else []
@@ -428,6 +426,7 @@ _RENDERERS: dict[type[Answer], Callable[[Any], RenderableType]] = {
     ClusterView: _cluster,
     PoolsListed: _pools,
     BucketsListed: _buckets,
+    BucketPreview: preview_text,
     ModelsListed: _models,
     TokensListed: _tokens,
     InviteView: _invite,

@@ -225,7 +225,7 @@ class Jobs:
             if fresh is None or fresh.state != "pending":
                 return False
             if reason or placed is None or placed.tokens is None:
-                words = reason or TOKENIZING
+                words = reason or (placed.waits if placed else "") or TOKENIZING
                 if words != fresh.reason:
                     jobs.update(tx, job.job_id, reason=words)
                 return words != fresh.reason
@@ -262,7 +262,7 @@ class Jobs:
             name=ask.config.name,
             config=ask.config,
             state="pending",
-            reason=TOKENIZING if plan.fits else plan.reason,
+            reason=(placed.waits or TOKENIZING) if plan.fits else plan.reason,
             plan_id=ask.plan_id,
             pinned=ask.plan_id is not None,
             plan=plan.model_dump_json(),

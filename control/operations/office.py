@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from control.clock import Clock
 from control.datasets.buckets import Buckets
 from control.datasets.model_store import ModelStore
+from control.datasets.token_shop import TokenShop
 from control.fellows.credentials import Credentials
 from control.fellows.invites import Invites
 from control.fellows.registry import Registry
@@ -35,6 +36,7 @@ class Office:
     invites: Invites
     credentials: Credentials
     buckets: Buckets
+    tokens: TokenShop
     models: ModelStore
     planner: PoolPlanner
     jobs: Jobs

@@ -242,7 +242,13 @@ def _notes(ask: Ask, found: Found, settings: TrainSettings) -> list[str]:
             f"{', '.join(ask.old[:4])}: an old version, so recompute and chunked loss are left out "
             "and no more than two fellows train together; update with swarm update"
         )
-    return [*notes, *_speed_notes(ask, found)]
+    return [*notes, *_data_notes(ask.data), *_speed_notes(ask, found)]
+
+
+def _data_notes(data: DataShape | None) -> list[str]:
+    if data is None or data.checked_share in (None, 1.0):
+        return []
+    return [f"data: {100 * data.checked_share:.0f} % checked; its figures come when all is"]
 
 
 def _speed_notes(ask: Ask, found: Found) -> list[str]:

@@ -156,6 +156,8 @@ def good(world: OpenLeader, name: str) -> dict[str, Any]:
         "buckets_create": {"pool": POOL, "bucket": "fresh"},
         "buckets_add": {"pool": POOL, "bucket": "words", "name": "b.txt", "content": "the word"},
         "buckets_list": {"pool": POOL},
+        "buckets_preview": {"pool": POOL, "bucket": "words", "model": "local:tiny", "limit": 2},
+        "buckets_remove": {"pool": POOL, "bucket": "fresh"},
         "models_list": {"pool": POOL},
         "models_plan": {"pool": POOL, "model": "local:tiny", "context_tokens": 16},
         "models_add": {"name": "tiny", "finish": True},
