@@ -95,11 +95,8 @@ def run_step(stage: RunningStage, step: int, batch: Batch | None) -> StepOutcome
     stage.group.begin_step(step)
     stage.module.moment.begin_step(step)
     stage.module.train()
-    if stage.loss is not None and batch is not None:
-        stage.loss.begin(batch.num_targets)
-    given, target = _inputs(stage, batch), _targets(stage, batch)
     with marks.of(stage.group.engine_mark):
-        stage.schedule.step(*given, **target, return_outputs=False)
+        run_batch(stage, batch)
         if stage.tied is not None:
             stage.tied.gather()
     with marks.of(OPTIMIZER):
@@ -128,6 +125,13 @@ def run_step(stage: RunningStage, step: int, batch: Batch | None) -> StepOutcome
         empty_micro_batches=verdict.empty,
         marks=spent,
     )
+
+
+def run_batch(stage: RunningStage, batch: Batch | None) -> None:
+    """Forward and backward of all micro-batches; gradients are left on the weights."""
+    if stage.loss is not None and batch is not None:
+        stage.loss.begin(batch.num_targets)
+    stage.schedule.step(*_inputs(stage, batch), **_targets(stage, batch), return_outputs=False)
 
 
 def _inputs(stage: RunningStage, batch: Batch | None) -> tuple[torch.Tensor, ...]:

@@ -13,6 +13,7 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from agents.cli.link_words import boundary_text
 from agents.cli.render_data import data_lines, preview_text
 from agents.cli.step_time import step_time_text
 from agents.cli.tables import DASH, table
@@ -25,7 +26,7 @@ from transport.api.plans import Offer, PlannedCard, PlanView
 from transport.api.pools import ClusterView, InviteView, PoolsListed, TokensListed, TokenView
 from transport.api.saved_states import JobsSaved
 from transport.api.serving import ServePlanView
-from transport.units import human_bytes, human_seconds
+from transport.units import human_bytes, human_count, human_seconds
 
 
 def show(console: Console, answer: Answer) -> None:
@@ -175,6 +176,7 @@ def job_text(job: JobView) -> RenderableType:
     if job.stages:
         parts.append(_job_stages(job))
     parts += [] if job.step_time is None else [step_time_text(job.step_time)]
+    parts += [_line("Link", boundary_text(one)) for one in job.boundaries if one.path]
     parts += [_line("Held out", _evaluation(one)) for one in job.evaluations]
     parts += [_line("Chosen", f"{c.setting} {_value(c.value)}: {c.reason}") for c in job.chosen]
     parts += [_line("Count", f"{name}: {count}") for name, count in job.counts.items() if count]
@@ -326,7 +328,7 @@ def _models(answer: ModelsListed) -> RenderableType:
             m.kind,
             m.family or m.base_model_id or DASH,
             m.layers or DASH,
-            f"{m.parameters / 1e6:.0f} M" if m.parameters else DASH,
+            human_count(m.parameters),
             human_bytes(m.size_bytes),
             ago(m.created_at),
         )
