@@ -287,9 +287,6 @@ def _assemble(run: LoadedRun, group: StageGroup) -> RunningStage:
     ]
     wrap_blocks(run.stage, plan, places)
     module = StageModule(run.stage, moment, settings, run.bottleneck)
-    engine = pipeline_stage(module, order, first, torch_group(group))
-    for name, mark in (("forward_one_chunk", FORWARD), ("backward_one_chunk", BACKWARD)):
-        setattr(engine, name, marks.timed(mark, getattr(engine, name)))
     loss = None
     if run.stage.head is not None:
         loss = StageLoss(run.stage.head, settings.loss_chunk_tokens)
@@ -297,7 +294,7 @@ def _assemble(run: LoadedRun, group: StageGroup) -> RunningStage:
         order=order,
         module=module,
         group=group,
-        schedule=schedule_for(engine, order, marks.timed(LOSS, loss or _no_loss)),
+        schedule=_schedule(run, module, group, loss),
         loss=loss,
         trained=run.trained,
         optimizer=adamw(run.trained, first),
@@ -306,11 +303,21 @@ def _assemble(run: LoadedRun, group: StageGroup) -> RunningStage:
     )
 
 
+def _schedule(
+    run: LoadedRun, module: StageModule, group: StageGroup, loss: StageLoss | None
+) -> Any:
+    """The engine over the stage, with its computing marked."""
+    order, device, marks = run.order, run.devices[0], group.marks
+    engine = pipeline_stage(module, order, device, torch_group(group))
+    for name, mark in (("forward_one_chunk", FORWARD), ("backward_one_chunk", BACKWARD)):
+        setattr(engine, name, marks.timed(mark, getattr(engine, name)))
+    return schedule_for(engine, order, marks.timed(LOSS, loss or _no_loss))
+
+
 def _renew_engine(run: LoadedRun, stage: RunningStage) -> None:
     """What crosses has another width from here on: the engine's buffers are made anew."""
     if run.bottleneck is not None:
-        engine = pipeline_stage(stage.module, run.order, stage.device, torch_group(stage.group))
-        stage.schedule = schedule_for(engine, run.order, stage.loss or _no_loss)
+        stage.schedule = _schedule(run, stage.module, stage.group, stage.loss)
 
 
 def _no_loss(*_: Any) -> torch.Tensor:
