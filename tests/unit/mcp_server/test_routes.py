@@ -102,8 +102,8 @@ async def test_each_secret_opens_the_doors_of_its_scope_and_no_other(
     told = {}
     async with house.client(SECRETS[who]) as client:
         for address in ALL:
-            how = {"json": _body(address), "params": _query(address)}
-            asking = client.stream(address.method, address.example, **how)
+            body, query = _body(address), _query(address)
+            asking = client.stream(address.method, address.example, json=body, params=query)
             async with asking as response:  # a live stream has no end to wait for
                 told[f"{address.method} {address.path}"] = _outcome(response.status_code)
             house.twin.asked.clear()
