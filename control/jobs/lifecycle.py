@@ -18,7 +18,7 @@ from control.jobs.going_on import refused
 from control.jobs.intake import Taken, fail, take_batch
 from control.jobs.losing import Loss, lose
 from control.jobs.moving import Movement, Stuck
-from control.jobs.placing import Placed, Placing, Planner, plan_changed
+from control.jobs.placing import Placed, Placing, Planner, as_found, plan_changed
 from control.jobs.recovery import Recovery, RecoveryTools, start_again, waiting
 from control.jobs.relaying import RelayTerms
 from control.jobs.results import Results
@@ -345,7 +345,7 @@ class Jobs:
             pool=ask.pool,
             made_by=who,
             name=ask.config.name,
-            config=ask.config,
+            config=as_found(ask.config, plan),
             state="pending",
             reason=(placed.waits or TOKENIZING) if plan.fits else plan.reason,
             plan_id=ask.plan_id,
@@ -385,6 +385,7 @@ class Jobs:
             attempt=attempt.number,
             plan=plan.model_dump_json(),
             plan_id=plan.plan_id,
+            config=as_found(job.config, plan),
             revision=plan.view.model.revision,
             started_at=self._tools.clock.now(),
         )
