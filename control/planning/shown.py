@@ -55,6 +55,7 @@ def plan_of(ask: Ask, cards: Sequence[Card], found: Found, left_out: LeftOut, te
         chosen=[
             *_chosen_split(ask, found, settings, terms),
             *auto.explain(asked, settings, ask.format.reason),
+            *_chosen_data(ask),
         ],
         cards=_card_rows(cards, made, left_out),
         data=_data_at(ask.data, settings),
@@ -104,6 +105,14 @@ def _pace(ask: Ask, made: Split, settings: TrainSettings) -> Pace | None:
     fellows = fellows_of(cards)
     known = ask.links if ask.links is not None and not ask.links.unknown(fellows) else None
     return pace_of(ask.model.facts, settings, cards, known)
+
+
+def _chosen_data(ask: Ask) -> list[Chosen]:
+    data, config = ask.data, ask.config.data
+    if data is None or data.dataset is None or config.dataset is not None:
+        return []
+    why = "the job names no data, so it trains on WikiText"
+    return [Chosen(setting="data.dataset", value=data.dataset, reason=why)]
 
 
 def _chosen_split(ask: Ask, found: Found, settings: TrainSettings, terms: Terms) -> list[Chosen]:

@@ -173,10 +173,11 @@ async def test_data_that_cannot_be_trained_on_is_refused_with_its_numbers(
 
 async def test_a_job_without_a_bucket_and_with_an_unknown_one_is_refused(world: World) -> None:
     for data, code, said in (
-        ({}, "invalid-input", "names a bucket"),
+        ({}, "unavailable", "data set Salesforce/wikitext is not on this leader's disk"),
         ({"bucket": "a", "dataset": "o/d"}, "invalid-input", "bucket and dataset exclude"),
         ({"files": ["/etc/passwd"]}, "invalid-input", "names a bucket"),
-        ({"dataset": "org/data"}, "invalid-input", "names a bucket"),
+        ({"dataset": "org/data"}, "unavailable", "data set org/data is not on this leader's disk"),
+        ({"dataset": "../data"}, "invalid-input", "/config/data/dataset"),
         ({"bucket": "none"}, "not-found", "there is no bucket 'none' here"),
     ):
         ask = {"pool": POOL, "config": {**JOB, "data": data}}
