@@ -36,6 +36,7 @@ class Received:
     kinds: dict[str, int]
 
 
+CHILDREN = 2  # at once, that check and preview
 IN_A_THREAD = 4_000_000
 """Text up to this size is checked beside the event loop; more, and tables, in a child process."""
 
@@ -58,6 +59,7 @@ class Buckets:
         self._terms = terms
         self._clock = clock
         self._random_bytes = random_bytes
+        self._turn = asyncio.Semaphore(CHILDREN)
         self.settling = asyncio.Lock()
         """Held while files get their place or lose it."""
 
@@ -99,7 +101,8 @@ class Buckets:
         if size_bytes <= IN_A_THREAD and name.endswith((".jsonl", ".txt", ".csv")):
             return await asyncio.to_thread(check_file, path, name)
         asked = {"task": "check", "path": str(path), "name": name}
-        told = await run_child(asked, self._terms.check)
+        async with self._turn:
+            told = await run_child(asked, self._terms.check)
         return FileRows(int(told["num_rows"]), dict(told["kinds"]))
 
     def sweep(self, known: set[str]) -> None:
@@ -138,7 +141,8 @@ class Buckets:
 
     async def preview(self, asked: Mapping[str, Any]) -> dict[str, Any]:
         """The first rows of some files, by a child process."""
-        return await run_child({"task": "preview", **asked}, self._terms.check)
+        async with self._turn:
+            return await run_child({"task": "preview", **asked}, self._terms.check)
 
     def create(self, tx: Tx, pool: str, bucket: str) -> BucketView:
         """Make an empty bucket.

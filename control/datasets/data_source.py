@@ -3,6 +3,7 @@
 Joins buckets, hub data sets and the token shop. Does not know jobs and plans nothing.
 """
 
+import asyncio
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -67,11 +68,13 @@ class DataSource:
             SwarmError: not-found, invalid-input for data that cannot be trained on, and what the
                 hub refuses.
         """
+        loop = asyncio.get_running_loop()
+        until = loop.time() + wait_s
         found = await self._find(use, wait_s)
         if isinstance(found, DataShape):
             return Looked(found, None)
         wish = Wish(found.files, use.tokenizer, use.seq_len, use.data.held_out)
-        made = await self._tokens.get(wish, wait_s)
+        made = await self._tokens.get(wish, max(0.0, until - loop.time()))
         if made is None:
             return Looked(_unready(found, wish, await self._tokens.progress(wish)), None)
         return Looked(_ready(found, made), made.measured)

@@ -10,12 +10,17 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
-from anyio.lowlevel import checkpoint
 
 from control.datasets.child import run_child
+from control.datasets.rows import Row, place_of
+from control.datasets.tokenize import Encoder
+from control.datasets.tokenize_child import row_limit
+from control.datasets.tokenizer_folder import TokenizerFolder
 from tests.conftest import ROOT
-from tests.leader_twins import POOL, TEXT, Pool, job_config, open_pool, write_model
+from tests.leader_twins import POOL, TEXT, Pool, job_config, open_pool, write_model, write_tokenizer
 from transport.errors import SwarmError
 
 PAIRS = "".join(
@@ -150,12 +155,47 @@ async def test_two_jobs_at_once_share_the_work_and_wait_with_how_far_it_is(
     plan = await pool.ask("jobs_plan", pool=POOL, config=job_config())
     assert plan.data.checked_share == 0.4
     assert any(note.startswith("data: 40 % checked") for note in plan.notes)
+    (making,) = office.tokens._making.values()
     go_on.set()
-    async with asyncio.timeout(20):
-        while (await pool.ask("jobs_get", job_id=jobs[0].job_id)).state == "pending":
-            await office.jobs.schedule()
-            await checkpoint()
+    await asyncio.wait_for(asyncio.shield(making.task), 50)
+    await office.jobs.schedule()
+    assert (await pool.ask("jobs_get", job_id=jobs[0].job_id)).state == "starting"
     assert len(started) == 1
+
+
+async def test_a_row_that_is_too_long_or_swells_is_refused_and_nothing_is_left(
+    tmp_path: Path,
+) -> None:
+    async with open_pool(tmp_path, tokenize_memory_bytes=700_000_000) as pool:
+        await pool.ask("buckets_create", pool=POOL, bucket="b")
+        long = b'{"text": "' + b"x" * 9_000_000 + b'"}'
+        swollen = tmp_path / "swollen.parquet"
+        texts = pa.array(["x" * 7_900_000])
+        column = pa.DictionaryArray.from_arrays(pa.array([0] * 300, pa.int32()), texts)
+        pq.write_table(pa.table({"text": column}), swollen, compression="zstd")
+        assert swollen.stat().st_size < 100_000  # and 2.4 GB when it is opened
+        for name, data, said in (
+            ("long.jsonl", long, "long.jsonl: line 1 is longer than 8 MB"),
+            ("s.parquet", swollen.read_bytes(), "took more than 700 MB of memory"),
+        ):
+            with pytest.raises(SwarmError) as refusal:
+                await pool.send("buckets_add", data, pool=POOL, bucket="b", name=name)
+            assert refusal.value.code == "invalid-input"
+            assert said in refusal.value.message
+        assert list((pool.settings.data / "buckets").iterdir()) == []
+
+
+def test_one_chat_that_is_rendered_without_end_is_stopped(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr("control.datasets.tokenize_child.ROW_CPU_S", 0.2)
+    loop = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
+    write_tokenizer(tmp_path, loop)
+    encoder = Encoder(TokenizerFolder(tmp_path), ["a.jsonl"], row_limit)
+    row = Row("messages", messages=({"role": "assistant", "content": "a"},), place=place_of(0, 7))
+    with pytest.raises(SwarmError) as refusal:
+        list(encoder.encode([row]))
+    assert "a.jsonl line 7: this model's chat template takes more than" in refusal.value.message
 
 
 KILLED = """
