@@ -40,22 +40,22 @@ def test_a_plan_tells_figures_each_finding_and_a_sample() -> None:
     assert shown(Group(*data_lines(clean)))[1] == "Found    nothing that would spoil a run"
 
 
+def unready(**told: Any) -> DataShape:
+    """Data that is not tokenized yet."""
+    return DataShape.model_validate({**UNKNOWN, "bucket": "b", **told})
+
+
 @pytest.mark.parametrize(
     "told, lines",
     [
         (None, []),
-        (DataShape(**{**UNKNOWN, "bucket": "b"}), []),
+        (unready(), []),
         (
-            DataShape(**{**UNKNOWN, "bucket": "b"}, checked_share=0.4, waits="the data is read"),
+            unready(checked_share=0.4, waits="the data is read"),
             ["Data     b: 40 % checked; the data is read"],
         ),
         (
-            DataShape(
-                **{**UNKNOWN, "bucket": ""},
-                dataset="o/d@c",
-                checked_share=0.0,
-                waits="it is fetched",
-            ),
+            unready(bucket="", dataset="o/d@c", checked_share=0.0, waits="it is fetched"),
             ["Data     o/d@c: 0 % checked; it is fetched"],
         ),
     ],
@@ -63,7 +63,7 @@ def test_a_plan_tells_figures_each_finding_and_a_sample() -> None:
 def test_until_all_is_checked_a_plan_tells_how_much_is(
     told: DataShape | None, lines: list[str]
 ) -> None:
-    assert shown(Group(*data_lines(told))) == (lines or [])
+    assert shown(Group(*data_lines(told))) == lines
 
 
 def test_a_preview_marks_what_is_learned() -> None:
