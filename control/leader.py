@@ -22,9 +22,10 @@ from control.datasets.token_shop import TokenShop
 from control.fellows.credentials import Credentials
 from control.fellows.invites import Invites, InviteTerms
 from control.fellows.registry import Registry, Timing
-from control.fellows.secret_text import leader_key
+from control.fellows.secret_text import leader_key, relay_key
 from control.jobs.lifecycle import Jobs, Tools
 from control.jobs.planner import PlanTerms, PoolPlanner, Sources
+from control.jobs.relaying import relay_terms
 from control.jobs.results import Results, StageKey
 from control.operations.call import Call, run
 from control.operations.office import Office
@@ -287,7 +288,18 @@ def compose(
     planner = PoolPlanner(database, registry, Sources(models, Hub(clock), source), plan_terms)
     results = Results(database, files, settings.max_adapter_bytes)
     saved = Snapshots(database, clock, SnapshotTerms(files.folder, settings.storage_limit_bytes))
-    tools = Tools(database, registry, planner, events, files, results, saved, clock, random_bytes)
+    tools = Tools(
+        database,
+        registry,
+        planner,
+        events,
+        files,
+        results,
+        saved,
+        clock,
+        random_bytes,
+        relay_terms(settings, relay_key(key)),
+    )
     office = Office(
         settings=settings,
         clock=clock,
@@ -306,5 +318,6 @@ def compose(
         results=results,
         snapshots=saved,
         files=files,
+        relay_key=relay_key(key),
     )
     return office, tokens

@@ -37,6 +37,14 @@ class Settings(BaseSettings):
     """How fellows and people reach the leader, when that is not its own address."""
     allowed_hosts: list[str] = []
     """Host names that requests may carry beside those of host and public_url."""
+    relay: str = "own"
+    """Where stages meet that cannot dial each other: "own" (this leader starts one), "none", or
+    HOST:PORT of a `swarm relay`.
+    """
+    relay_port: Annotated[int, Field(ge=0, le=65535)] | None = None
+    """Of the leader's own relay; the port after the leader's unless told."""
+    relay_key_file: Path | None = None
+    """The key shared with a `swarm relay` elsewhere."""
     heartbeat_s: Annotated[float, Field(gt=0, le=60)] = 5.0
     offline_after_s: Annotated[float, Field(gt=0, le=600)] = 15.0
     plan_hours: Annotated[float, Field(gt=0, le=24 * 30)] = 24.0

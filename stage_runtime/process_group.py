@@ -109,7 +109,7 @@ class SwarmGroup(dist.ProcessGroup):
         self._error: SwarmError | None = None
         self._has_told = False
         self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        self._poller = poller_of((peer.link for peer in self._peers.values()), self._wake_fd)
+        self._poller, self._polled = zmq.Poller(), -1
         self._is_closed = False
 
     def _add(self, link: Link | None, stage: int, inward: Direction, outward: Direction) -> None:
@@ -411,6 +411,10 @@ class SwarmGroup(dist.ProcessGroup):
         """Sleep until a link or another thread has something, telling what was used up first."""
         for peer in self._peers.values():
             peer.link.acknowledge()
+        wires = sum(peer.link.version for peer in self._peers.values())
+        if wires != self._polled:
+            links = (peer.link for peer in self._peers.values())
+            self._poller, self._polled = poller_of(links, self._wake_fd), wires
         try:
             self._poller.poll(round(seconds * 1000) + 1)
         except zmq.ZMQError as error:

@@ -184,6 +184,16 @@ class StageOrder(Model):
         return self.stage == self.num_stages - 1
 
 
+class RelayRoute(Model):
+    """One end's way to a boundary through a relay."""
+
+    host: Annotated[str, Field(max_length=253)]
+    """"" = the host under which the fellow reaches its leader."""
+    port: Annotated[int, Field(ge=1, le=65535)]
+    ticket: Annotated[str, Field(max_length=128, pattern=r"^[0-9a-f]+$")]
+    """The host name to ask the relay for; good for this end of this boundary and attempt only."""
+
+
 class Neighbour(Model):
     """How to reach, and recognise, the stage next to this one."""
 
@@ -192,7 +202,11 @@ class Neighbour(Model):
     public_key: Annotated[str, Field(min_length=40, max_length=40)]
     """CURVE, Z85. The only key that this stage's bound socket accepts."""
     endpoints: list[str]
-    """Candidate ZeroMQ addresses of its bound socket, best first; empty when it dials us."""
+    """Candidate ZeroMQ addresses of its bound socket, best first; empty when it dials us. One of a
+    mesh interface begins with "mesh+".
+    """
+    relay: RelayRoute | None = None
+    """How both meet when none of the addresses can be dialled; null when there is no relay."""
 
 
 class Links(Model):
@@ -252,6 +266,8 @@ class WorkerStart(Model):
     """The worker's own; emptied before it starts."""
     listen_address: str
     """IP address that its socket binds."""
+    more_addresses: list[str] = []
+    """Others that it binds where it can; one of a mesh interface begins with "mesh+"."""
 
 
 class WorkerLinks(Model):

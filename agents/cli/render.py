@@ -13,6 +13,7 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from agents.cli.link_words import boundary_text
 from agents.cli.render_data import data_lines, preview_text
 from agents.log_lines import clean
 from transport.api.buckets import BucketPreview, BucketsListed, ModelExported, ModelsListed
@@ -185,6 +186,7 @@ def job_text(job: JobView) -> RenderableType:
         parts.append(_line("Saved", clean(job.saving_paused, 300)))
     if job.stages:
         parts.append(_job_stages(job))
+    parts += [_line("Link", boundary_text(one)) for one in job.boundaries if one.path]
     parts += [_line("Held out", _evaluation(one)) for one in job.evaluations]
     parts += [_line("Chosen", f"{c.setting} {_value(c.value)}: {c.reason}") for c in job.chosen]
     parts += [_line("Count", f"{name}: {count}") for name, count in job.counts.items() if count]

@@ -39,6 +39,7 @@ COMMANDS: dict[str, Own] = {
     "join": Own(f"{_CLI}.join", "join", "Join this machine to a pool, and run it."),
     "fellow": Own(f"{_CLI}.join", "fellow", "Run this machine, which has joined before."),
     "leader": Own(f"{_CLI}.leader", "leader", "Run a leader; back its data up."),
+    "relay": Own(f"{_CLI}.relay", "relay", "Join stages that cannot dial each other."),
     "demo": Own(f"{_CLI}.demo", "demo", "A leader and three fellows on this machine, training."),
     "rehearse": Own(
         f"{_CLI}.rehearse", "rehearse", "Let a pool on this machine go through troubles."

@@ -16,6 +16,7 @@ from control.job_states import ACTIVE, check_move, has_ended
 from control.jobs.dispatch import Dispatch
 from control.jobs.intake import Taken, fail, take_batch
 from control.jobs.placing import Placed, Placing, Planner, plan_changed
+from control.jobs.relaying import RelayTerms
 from control.jobs.results import Results
 from control.jobs.starting import Attempt, stages_of
 from control.jobs.views import job_view
@@ -63,6 +64,8 @@ class Tools:
     snapshots: Snapshots
     clock: Clock
     random_bytes: RandomBytes
+    relay: RelayTerms | None = None
+    """Where stages meet that cannot dial each other; None: nowhere."""
 
 
 class Jobs:
@@ -72,7 +75,7 @@ class Jobs:
         self._tools = tools
         self._database = tools.database
         self._registry = tools.registry
-        self._dispatch = Dispatch(tools.database, tools.registry, tools.clock)
+        self._dispatch = Dispatch(tools.database, tools.registry, tools.clock, tools.relay)
         self._plans = Placing(tools.database, tools.planner, tools.clock)
         self._placing = asyncio.Lock()
         self._moved: dict[str, asyncio.Event] = {}

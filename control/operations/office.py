@@ -3,7 +3,7 @@
 control.leader makes one. Nothing here but names.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from control.clock import Clock
 from control.datasets.buckets import Buckets
@@ -45,3 +45,5 @@ class Office:
     results: Results
     snapshots: Snapshots
     files: JobFiles
+    relay_key: bytes = field(default=b"", repr=False)
+    """What the leader's own relay checks tickets with."""

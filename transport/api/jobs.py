@@ -7,6 +7,7 @@ from pydantic import Field
 from transport.api.job_config import JobConfig
 from transport.api.operation import Answer, Ask, Change, Operation
 from transport.api.plans import Chosen, PlanView
+from transport.cards import PathKind
 from transport.ids import CardId, FellowId, JobId, PlanId, PoolName
 from transport.schema import Model
 
@@ -67,6 +68,20 @@ class ShownStage(Model):
     """Measured tensor bytes; null until the stage has told."""
     sent_bytes: int | None = None
     received_bytes: int | None = None
+
+
+class ShownBoundary(Model):
+    """How two neighbouring stages reach each other. Null: not told since the leader's start."""
+
+    stage: int
+    """The one before it; the next one has the number above."""
+    path: PathKind | None
+    """relay: both dial the relay, because no address could be dialled directly."""
+    untrusted_why: str | None
+    """Why no better way is used, in the words of the stage's fellow."""
+    forward_bytes: int | None
+    backward_bytes: int | None
+    resent_frames: int | None
 
 
 class Evaluation(Model):
@@ -130,6 +145,8 @@ class JobView(Answer):
     started_at: float | None
     ended_at: float | None
     stages: list[ShownStage]
+    boundaries: list[ShownBoundary] = []
+    """In jobs_get and jobs_wait."""
     chosen: list[Chosen]
     evaluations: list[Evaluation]
     counts: dict[str, int] = {}
