@@ -276,7 +276,7 @@ def compose(
     terms = InviteTerms(settings.invite_minutes * 60, settings.heartbeat_s)
     models = ModelStore(database, data / "models", settings.max_model_file_bytes, clock)
     limits = Limits(settings.tokenize_memory_bytes, settings.tokenize_seconds)
-    terms_of_data = BucketTerms(settings.max_upload_bytes, limits)
+    terms_of_data = BucketTerms(settings.max_upload_bytes, settings.storage_limit_bytes, limits)
     buckets = Buckets(data / "buckets", terms_of_data, clock, random_bytes)
     tokens = TokenShop(database, data / "tokens", limits, clock)
     tokens.on_moved = registry.heard.set

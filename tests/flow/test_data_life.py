@@ -113,6 +113,29 @@ async def test_a_bucket_that_a_job_needs_is_not_removed(pool: Pool) -> None:
     assert files(pool)["buckets"] == 0
 
 
+async def test_an_owners_storage_is_reserved_as_bytes_come_and_counted_once_they_are_here(
+    tmp_path: Path,
+) -> None:
+    async with open_pool(tmp_path, storage_limit_bytes=3000) as pool:
+        await pool.ask("buckets_create", pool=POOL, bucket="b")
+        line = b'{"text": "the word"}\n'
+        await pool.send("buckets_add", line * 80, pool=POOL, bucket="b", name="a.jsonl")
+        two = [
+            pool.send(
+                "buckets_add", line * 40 + b"\n" * n, pool=POOL, bucket="b", name=f"{n}.jsonl"
+            )
+            for n in (1, 2)
+        ]
+        told = await asyncio.gather(*two, return_exceptions=True)
+        refused = [one for one in told if isinstance(one, SwarmError)]
+        assert [one.code for one in refused] == ["storage-full"]
+        assert "the storage of ada is full" in refused[0].message
+        assert files(pool)["buckets"] == 2
+        await pool.ask("buckets_remove", pool=POOL, bucket="b")
+        await pool.ask("buckets_create", pool=POOL, bucket="b")
+        await pool.send("buckets_add", line * 100, pool=POOL, bucket="b", name="a.jsonl")
+
+
 async def test_a_crash_inside_a_removal_shows_at_the_next_start_whether_it_was_done(
     pool: Pool,
 ) -> None:
