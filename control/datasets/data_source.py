@@ -142,8 +142,10 @@ def _shape_of(found: _Found, **figures: Any) -> DataShape:
 
 
 def _unready(found: _Found, wish: Wish, making: Making | None) -> DataShape:
-    share = making.share if making is not None else 0.0
-    words = f"the data is being tokenized: {100 * share:.0f} % of {rows_words(wish.num_rows)}"
+    share, rows = (making.share if making is not None else 0.0), rows_words(wish.num_rows)
+    words = f"the data is being tokenized: {100 * share:.0f} % of {rows}"
+    if making is not None and not making.is_begun:
+        words = f"the data will be tokenized after other data: {rows}"
     return _shape_of(found, rows=wish.num_rows, checked_share=share, waits=words)
 
 
@@ -157,7 +159,7 @@ def _ready(found: _Found, made: Made) -> DataShape:
         supervised_share=made.measured.supervised_share,
         rows=int(lint["rows"]),
         checked_share=1.0,
-        findings=findings_of(made),
+        findings=findings_of(made, [file.name for file in found.files]),
         untrusted_sample=str(lint["sample"]),
     )
 

@@ -113,7 +113,7 @@ def _tokenize(asked: Mapping[str, Any]) -> dict[str, Any]:
     )
     tokens = _watched(encoder.encode(_counted(_rows(sources), asked["files"])), lint)
     made = token_file.write(tokens, shape, Path(asked["target"]), Path(asked["work"]))
-    return {**made, "lint": lint.told(), "names": [source.name for source in sources]}
+    return {**made, "lint": lint.told()}
 
 
 def sources_of(files: list[dict[str, str]], group: str | None = None) -> list[Source]:

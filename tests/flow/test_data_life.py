@@ -32,6 +32,8 @@ PAIRS = "".join(
 async def pool(tmp_path: Path) -> AsyncIterator[Pool]:
     async with open_pool(tmp_path) as made:
         await made.add_model(write_model(tmp_path / "model"))
+        write_tokenizer(tmp_path / "model", "{{ raise_exception('no tools') }}")
+        await made.add_model(tmp_path / "model", "picky")
         yield made
 
 
@@ -58,6 +60,41 @@ async def test_the_plan_holds_what_was_found_and_a_sample(pool: Pool) -> None:
     assert plan.data.checked_share == 1.0
     assert "⟦was 0<|endoftext|>⟧" in plan.data.untrusted_sample
     assert len(plan.data.model_dump_json()) < 3000
+    assert plan.data.findings[0].words in plan.summary
+
+
+async def test_text_held_out_by_documents_is_made_for_each_length_and_rows_once(pool: Pool) -> None:
+    await pool.add_fellow()
+    await add(pool, "".join(f'{{"text": "{n} the word was {n}"}}\n' for n in range(60)))
+    await add(pool, PAIRS, "pairs")
+    split = {"by": "random", "share": 0.2, "seed": 1}
+    for bucket, made in (("text", 2), ("pairs", 3)):
+        for seq_len in (8, 16):
+            config = {**job_config(seq_len=seq_len), "data": {"bucket": bucket, "held_out": split}}
+            plan = await pool.ask("jobs_plan", pool=POOL, config=config)
+            assert plan.data.held_out_sequences > 0
+        assert files(pool)["tokens"] == made
+    config["data"] = {"bucket": "pairs", "held_out": {"by": "group", "column": "author"}}
+    with pytest.raises(SwarmError) as refusal:
+        await pool.ask("jobs_plan", pool=POOL, config=config)
+    assert "rows.jsonl: line 1 has no 'author' to hold out by" in refusal.value.message
+
+
+async def test_the_same_bytes_in_another_pool_are_told_by_their_own_name(pool: Pool) -> None:
+    chats = '{"messages": [{"role": "tool", "content": "x"}, {"role": "assistant", "content": ""}]}'
+    await pool.ask("pools_create", pool="eve/lab")
+    for owner, name in ((POOL, "secret.jsonl"), ("eve/lab", "plain.jsonl")):
+        await pool.ask("buckets_create", pool=owner, bucket="text")
+        ask: dict[str, Any] = {"pool": owner, "bucket": "text", "name": name, "content": PAIRS + PAIRS}
+        await pool.ask("buckets_add", **ask)
+        plan = await pool.ask("jobs_plan", pool=owner, config=job_config())
+        assert plan.data.findings[0].first.startswith(name)
+        await pool.ask("buckets_create", pool=owner, bucket="bad")
+        await pool.ask("buckets_add", **(ask | {"bucket": "bad", "content": chats}))
+        config = {**job_config(), "model": {"id": "local:picky"}, "data": {"bucket": "bad"}}
+        with pytest.raises(SwarmError) as refusal:
+            await pool.ask("jobs_plan", pool=owner, config=config)
+        assert refusal.value.message.startswith(f"{name} line 1: ")
 
 
 async def test_a_preview_shows_rows_as_they_are_sent_and_as_they_are_learned(pool: Pool) -> None:

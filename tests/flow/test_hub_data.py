@@ -1,7 +1,11 @@
 """Hub data sets: WikiText where no data is named, a commit in the plan, each refusal clear."""
 
 import asyncio
+import contextlib
 import io
+import json
+import os
+import sys
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
@@ -13,6 +17,7 @@ import pytest
 from control.clock import HandClock
 from control.datasets.child import Limits
 from control.datasets.hub_data import FetchTerms, HubData, HubDataSets, HubFile, Wanted, choose
+from tests.conftest import ROOT
 from tests.flow.hub_stand_in import COMMIT, Repository, open_hub
 from tests.flow.open_leader import POOL, TEXT
 from tests.flow.refusals import World, everything
@@ -188,6 +193,38 @@ async def test_a_job_waits_with_how_much_of_its_data_set_is_here(
         assert refusal.value.message == "the hub went away"
     assert list(tmp_path.glob("*")) == []
     await sets.close()
+
+
+async def test_a_download_ends_with_its_leader_and_leaves_nothing(tmp_path: Path) -> None:
+    asked_it = asyncio.Event()
+
+    async def never(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        asked_it.set()
+        with contextlib.suppress(ConnectionError):
+            await reader.read()
+        writer.close()
+
+    server = await asyncio.start_server(never, "127.0.0.1", 0)
+    url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    child = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "control.datasets.fetch_child",
+        stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.DEVNULL, cwd=ROOT,
+        env={**os.environ, "HF_ENDPOINT": url, "HF_HUB_OFFLINE": "0", "HF_HOME": str(tmp_path)},
+    )  # fmt: skip
+    into = tmp_path / "data.part"
+    into.mkdir()
+    asked = {
+        "into": str(into), "limit_bytes": 1000, "repository": "org/d", "shown": "org/d",
+        "revision": COMMIT, "files": ["train.txt"],
+    }  # fmt: skip
+    assert child.stdin is not None
+    child.stdin.write(json.dumps(asked).encode() + b"\n")
+    async with asyncio.timeout(30):
+        await asked_it.wait()
+        child.stdin.close()  # as the system does for a leader that is killed
+        assert await child.wait() == 4
+    assert not into.exists()
+    server.close()
 
 
 def test_files_are_chosen_by_split_and_format() -> None:
