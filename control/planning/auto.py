@@ -274,8 +274,8 @@ def explain(asked: Asked, made: TrainSettings, why_format: str) -> list[Chosen]:
         f"1f1b needs at least as many micro-batches as stages: {made.micro_batches} for "
         f"{asked.num_stages}",
     )
-    why_kind = compression.reason(config, made, asked.num_stages)
-    tell(bool(why_kind), "compression.kind", made.compression.kind, why_kind)
+    for choice in compression.chosen(config, made):
+        tell(True, *choice)
     _explain_rate(asked, made, tell)
     tell(
         train.recompute is None,

@@ -85,7 +85,8 @@ async def test_the_same_bytes_in_another_pool_are_told_by_their_own_name(pool: P
     await pool.ask("pools_create", pool="eve/lab")
     for owner, name in ((POOL, "secret.jsonl"), ("eve/lab", "plain.jsonl")):
         await pool.ask("buckets_create", pool=owner, bucket="text")
-        ask: dict[str, Any] = {"pool": owner, "bucket": "text", "name": name, "content": PAIRS + PAIRS}
+        ask: dict[str, Any] = {"pool": owner, "bucket": "text", "name": name}
+        ask["content"] = PAIRS + PAIRS
         await pool.ask("buckets_add", **ask)
         plan = await pool.ask("jobs_plan", pool=owner, config=job_config())
         assert plan.data.findings[0].first.startswith(name)
