@@ -19,6 +19,7 @@ from transport.errors import SwarmError
 
 MAX_ANSWER = 32_000_000
 KEPT_ERRORS = 4000  # characters of stderr
+CRASHES = (-signal.SIGSEGV, -signal.SIGABRT, -signal.SIGBUS, -signal.SIGILL, -signal.SIGFPE)
 Progress = Callable[[Mapping[str, Any]], None]
 
 
@@ -115,6 +116,13 @@ def _answer(
             "invalid-input",
             f"reading the data took more than {limits.memory_bytes // 10**6} MB of memory",
             hint="put the data into smaller files, or raise tokenize_memory_bytes at the leader",
+        )
+    if code in CRASHES:
+        how = signal.Signals(-code).name
+        raise SwarmError(
+            "invalid-input",
+            f"reading the data crashed ({how}): it is not what its name says",
+            hint="write the file again, with another program if need be",
         )
     raise SwarmError(
         "unavailable",

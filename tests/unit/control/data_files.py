@@ -69,10 +69,10 @@ def write_parquet(path: Path, rows: Sequence[Mapping[str, Any]]) -> Path:
     return path
 
 
-def write_tokens(path: Path, ids: Sequence[int], dtype: str = "int32") -> Path:
+def write_tokens(path: Path, ids: Iterable[int], dtype: str = "int32") -> Path:
     """Token ids as an array."""
     with path.open("wb") as handle:
-        np.save(handle, np.array(ids, dtype=dtype))
+        np.save(handle, np.array(list(ids), dtype=dtype))
     return path
 
 
