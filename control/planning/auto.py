@@ -4,7 +4,7 @@ Pure. A number that the caller set is never changed; what cannot be done is refu
 Does not place anything: the planner tries these settings, best first, until one fits.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -160,11 +160,6 @@ def savings(
     asked = config.train.recompute
     choices = ([False, True] if can_recompute else [False]) if asked is None else [asked]
     return [Saving(again, quantization) for again in choices]
-
-
-def trials(asked: Asked, saving: Saving) -> Iterator[TrainSettings]:
-    """Settings to try, best first. The last one needs the least memory."""
-    return (settings(asked, batch, saving) for batch in batches(asked))
 
 
 def batches(asked: Asked) -> list[int]:
