@@ -280,7 +280,7 @@ def compose(
     buckets = Buckets(data / "buckets", terms_of_data, clock, random_bytes)
     tokens = TokenShop(database, data / "tokens", limits, clock)
     tokens.on_moved = registry.heard.set
-    fetching = FetchTerms(settings.max_dataset_bytes, limits)
+    fetching = FetchTerms(settings.max_dataset_bytes, limits.memory_bytes)
     datasets = HubDataSets(data / "datasets", fetching, clock)
     datasets.on_moved = registry.heard.set
     source = DataSource(database, buckets, datasets, tokens)

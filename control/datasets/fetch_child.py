@@ -1,4 +1,4 @@
-"""`python -m control.datasets.fetch_child`: downloads files of a hub data set, bounded in size.
+"""`python -m control.datasets.fetch_child`: downloads files of a hub data set and reads their rows.
 
 Reads one JSON object on stdin; writes JSON lines: {"done": bytes} on the way, then {"told": ...} or
 {"problem": ...}. The end of stdin means that the leader is gone: what was fetched is removed.
@@ -16,7 +16,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from control.datasets.child import too_much
 from control.datasets.hub_refusals import Unreachable, hub_refusals
+from control.datasets.readers import check_file
 from control.store.files import disk_refusal, sha256_of
 from transport.errors import SwarmError
 from transport.units import human_bytes
@@ -34,9 +36,14 @@ def main() -> int:
     threading.Thread(target=_end_with_the_leader, args=(into,), daemon=True).start()
     threading.Thread(target=_watch, args=(into, limit), daemon=True).start()
     try:
-        told: dict[str, Any] = {"told": {"files": _fetch(asked, into)}}
+        files = _fetch(asked, into)
+        memory = int(asked["memory_bytes"])
+        resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
+        told: dict[str, Any] = {"told": {"files": [_checked(into, file) for file in files]}}
     except SwarmError as error:
         told = {"problem": error.problem()}
+    except MemoryError:
+        told = {"problem": too_much(asked).problem()}
     _say(told)
     return 0
 
@@ -86,7 +93,8 @@ def _fetch(asked: Mapping[str, Any], into: Path) -> list[dict[str, Any]]:
 
     repository, shown = asked["repository"], asked["shown"]
     told = []
-    for name in asked["files"]:
+    for file in asked["files"]:
+        name = file["path"]
         try:
             with hub_refusals("data set", shown):
                 hub.hf_hub_download(
@@ -101,9 +109,16 @@ def _fetch(asked: Mapping[str, Any], into: Path) -> list[dict[str, Any]]:
         except Unreachable as error:
             raise _unreachable(error, into, asked) from None
         path = into / name
-        told.append({"path": name, "sha256": sha256_of(path), "size_bytes": path.stat().st_size})
+        size = path.stat().st_size
+        told.append({**file, "sha256": sha256_of(path), "size_bytes": size})
     shutil.rmtree(into / ".cache", ignore_errors=True)
     return told
+
+
+def _checked(into: Path, file: Mapping[str, Any]) -> dict[str, Any]:
+    """A file with how many rows of which kinds it holds."""
+    rows = check_file(into / file["path"], file["name"])
+    return {**file, "num_rows": rows.num_rows, "kinds": rows.kinds}
 
 
 def _unreachable(error: Unreachable, into: Path, asked: Mapping[str, Any]) -> SwarmError:

@@ -153,7 +153,8 @@ class FetchTerms:
     """What a download may take."""
 
     limit_bytes: int
-    check: Limits
+    memory_bytes: int
+    """Of the child that fetches and reads it."""
 
 
 class HubDataSets:
@@ -250,14 +251,12 @@ class HubDataSets:
                 "repository": data.wanted.repository,
                 "shown": data.wanted.shown,
                 "revision": data.commit,
-                "files": [file.path for file in data.files],
+                "files": [{"path": file.path, "name": file.name} for file in data.files],
                 "limit_bytes": self._terms.limit_bytes,
             }
-            limits = Limits(0, FETCH_CPU_S)
+            limits = Limits(self._terms.memory_bytes, FETCH_CPU_S)
             told = await run_child(asked, limits, lambda one: self._progress(data, one))
-            files = [
-                await self._checked(into, file, one) for file, one in zip(data.files, told["files"])
-            ]
+            files = list(told["files"])
             _refuse_mixture(data, files)
             note = {**data.told(), "files": files}
             await asyncio.to_thread(write_whole, into / NOTE, json.dumps(note).encode())
@@ -288,13 +287,6 @@ class HubDataSets:
                 f"{human_bytes(free)} free",
                 hint="free space in the leader's data folder",
             )
-
-    async def _checked(
-        self, into: Path, file: "HubFile", told: Mapping[str, Any]
-    ) -> dict[str, Any]:
-        asked = {"task": "check", "path": str(into / file.path), "name": file.name}
-        rows = await run_child(asked, self._terms.check)
-        return {**told, "name": file.name, **rows}
 
     def _progress(self, data: HubData, told: Mapping[str, Any]) -> None:
         known = self._fetching.get(data.folder_name)

@@ -15,7 +15,6 @@ import pyarrow.parquet as pq
 import pytest
 
 from control.clock import HandClock
-from control.datasets.child import Limits
 from control.datasets.hub_data import FetchTerms, HubData, HubDataSets, HubFile, Wanted, choose
 from tests.conftest import ROOT
 from tests.flow.hub_stand_in import COMMIT, Repository, open_hub
@@ -154,7 +153,7 @@ async def test_a_data_set_that_cannot_be_had_is_refused_with_the_reason(
 async def test_without_the_hub_a_fetched_copy_is_used_and_another_is_refused(world: World) -> None:
     """This process is offline: the same folder, without the leader that filled it."""
     await world.post("/jobs/plan", pool=POOL, config=config(dataset="org/lines"))
-    terms = FetchTerms(10**6, Limits(10**9, 60))
+    terms = FetchTerms(10**6, 10**9)
     sets = HubDataSets(world.data / "datasets", terms, HandClock())
     for revision in (None, COMMIT[:12]):
         found = await sets.resolve(Wanted("org/lines", revision, None, "train"))
@@ -180,7 +179,7 @@ async def test_a_job_waits_with_how_much_of_its_data_set_is_here(
 
     monkeypatch.setattr("control.datasets.hub_data.run_child", slow)
     clock = HandClock()
-    sets = HubDataSets(tmp_path, FetchTerms(10**6, Limits(10**9, 60)), clock)
+    sets = HubDataSets(tmp_path, FetchTerms(10**6, 10**9), clock)
     wanted = Wanted("org/data", None, None, "train")
     data = HubData(wanted, COMMIT, (HubFile("train.txt", 1000, "train.txt"),))
     sets.on_moved = lambda: heard.append(sets.share(data))
@@ -215,7 +214,7 @@ async def test_a_download_ends_with_its_leader_and_leaves_nothing(tmp_path: Path
     into.mkdir()
     asked = {
         "into": str(into), "limit_bytes": 1000, "repository": "org/d", "shown": "org/d",
-        "revision": COMMIT, "files": ["train.txt"],
+        "revision": COMMIT, "files": [{"path": "train.txt", "name": "train.txt"}],
     }  # fmt: skip
     assert child.stdin is not None
     child.stdin.write(json.dumps(asked).encode() + b"\n")
