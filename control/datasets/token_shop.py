@@ -25,7 +25,7 @@ from control.store.files import StoredFile
 from transport.api.job_config import HeldOutConfig
 from transport.errors import SwarmError
 
-VERSION = 2  # of the tokens made from the same text; raise it when they change
+VERSION = 3  # of the tokens made from the same text; raise it when they change
 CHILDREN = 1  # at once: tokenizers uses all cores itself
 REMEMBERED = 256
 AGAIN_S = 60.0  # after a child that died for no reason of the data
