@@ -103,7 +103,11 @@ class _Intake:
         if job is None:
             return False
         stage = stages.find(self.tx, report.job_id, report.attempt, report.stage)
-        if report.attempt != job.attempt or stage is None or stage.fellow_id != self.fellow_id:
+        is_ours = stage is not None and stage.fellow_id == self.fellow_id
+        if is_ours and isinstance(report, StepDone) and _is_kept_past(job, report):
+            records.put_step(self.tx, report)
+            return True
+        if report.attempt != job.attempt or stage is None or not is_ours:
             jobs.count(self.tx, job, refused_reports=1)
             return False
         apply: dict[type[Any], Callable[[Job, Stage, Any], None]] = {
@@ -266,6 +270,12 @@ def _sentences(*parts: str) -> str:
     said = [part.strip() for part in parts if part.strip()]
     ended = [one if one.endswith((".", "!", "?", ":")) else f"{one}." for one in said[:-1]]
     return " ".join([*ended, *(one[:1].upper() + one[1:] for one in said[-1:])] if ended else said)
+
+
+def _is_kept_past(job: Job, told: StepDone) -> bool:
+    """Whether a late step is of an earlier attempt, and of those that no later one did again."""
+    later = [one["step"] for one in job.resumes if one["attempt"] > told.attempt]
+    return bool(later) and 1 <= told.step <= min(later)
 
 
 def _is_sound(job: Job, report: FromStage) -> bool:
