@@ -25,7 +25,7 @@ from transport.api.jobs import ENDED, JOBS_CANCEL, JobsCancel, JobView
 from transport.errors import SwarmError
 
 T = TypeVar("T")
-CARDS = ("cpu:300MB:1",) * 3
+CARD, FELLOWS = "cpu:300MB:1", 3
 STEPS, EVERY = 40, 4
 LOOK_S = 0.05
 END_S, READY_S = 90.0, 60.0
@@ -75,14 +75,15 @@ def draw(seed: str, victim: str | None = None) -> list[Blow]:
 class Ground:
     """The pool, and what an undisturbed run gives."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, fellows: int = FELLOWS, steps: int = STEPS) -> None:
+        self.steps = steps
         settings = folder / "leader" / ".config" / "swarm"
         settings.mkdir(parents=True)
         (settings / "config.toml").write_text(SETTINGS)
         self.pool = RealPool(folder)
         self.names: list[str] = []
         try:
-            self.pool.join(CARDS)
+            self.pool.join([CARD] * fellows)
             self.names = [child.name for child in self.pool.fellow_daemons]
             self.pool.add_model(write_tiny_model(folder / "tiny", "llama"), "tiny")
             text = "In the beginning was the word, and the word was with them. "
@@ -101,7 +102,7 @@ class Ground:
     def run(self, blows: list[Blow]) -> JobView:
         """A job from its submission to its end, under these blows."""
         self.until("readiness", self._all_ready, READY_S)
-        job_id = self.pool.submit(self.pool.plan(_config())).job_id
+        job_id = self.pool.submit(self.pool.plan(_config(self.steps))).job_id
         thaws: list[tuple[float, Callable[[], None]]] = []
         for blow in blows:
             self._reach(job_id, blow, thaws)
@@ -249,12 +250,12 @@ def _end(child: Child) -> str:
     return child.last_lines(15)
 
 
-def _config() -> dict[str, Any]:
+def _config(steps: int = STEPS) -> dict[str, Any]:
     return {
         "model": {"id": "local:tiny", "dtype": "float32", "quantization": "none"},
         "data": {"bucket": "rows"},
         "train": {
-            "steps": STEPS, "seq_len": 48, "batch_size": 8, "micro_batches": 4,
+            "steps": steps, "seq_len": 48, "batch_size": 8, "micro_batches": 4,
             "learning_rate": 1e-3, "eval_sequences": 2, "snapshot_every_steps": EVERY,
             "recovery_wait_s": 60,
         },

@@ -4,15 +4,18 @@
 """
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 
 from tests.acceptance.recovery_ground import VICTIMS, Ground, draw
 
+STEPS = 20
+
 
 @pytest.fixture(scope="module")
 def ground(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ground]:
-    made = Ground(tmp_path_factory.mktemp("recovery"))
+    made = Ground(tmp_path_factory.mktemp("recovery"), fellows=2, steps=STEPS)
     yield made
     made.close()
 
@@ -22,6 +25,7 @@ def ground(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ground]:
 def test_a_run_that_loses_a_process_ends_in_the_bits_of_one_that_lost_none(
     ground: Ground, victim: str
 ) -> None:
-    (blow,) = draw(f"suite/{victim}", victim)
+    (drawn,) = draw(f"suite/{victim}", victim)
+    blow = replace(drawn, at_step=drawn.at_step % STEPS, lasts_s=0.2)
     job = ground.run([blow])
     assert ground.adapter_of(job) == ground.undisturbed, str(blow)
