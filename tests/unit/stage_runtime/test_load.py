@@ -250,4 +250,4 @@ def test_reading_names_the_file_that_lacks_a_tensor(ground: Ground) -> None:
     with safe_open(str(checkpoint.folder / file), framework="pt") as opened:
         assert "absent" not in opened.keys()  # noqa: SIM118 - not a mapping
     with pytest.raises(SwarmError, match=file):
-        list(checkpoint.read(file, ["absent"]))
+        list(checkpoint.read(file, ["absent"], F32))
