@@ -45,15 +45,26 @@ def tool_input(model: type[BaseModel], shown: dict[str, str], tool: str) -> Sche
     return {"type": "object", "properties": {}, **short, "additionalProperties": False}
 
 
-def tool_output(model: type[BaseModel]) -> Schema:
-    """The shallow output schema of a tool: top-level properties with their types."""
+def tool_output(model: type[BaseModel], shown: dict[str, str], tool: str) -> Schema:
+    """The shallow output schema of a tool: top-level properties with their types.
+
+    Which of them are always there, and what they hold, the whole schema tells (OpenAPI, `swarm
+    schema`); an answer is checked against that one before it leaves.
+
+    Args:
+        shown: answers that an earlier tool of the listing has written out already, with that
+            tool's name; a second writing only points there. Grows by this tool's own.
+    """
+    if model.__name__ in shown:
+        return {"type": "object", "description": f"As {shown[model.__name__]} answers."}
+    shown[model.__name__] = tool
     whole = model.model_json_schema(mode="serialization")
     defs = whole.get("$defs", {})
     properties = {
         name: {"type": types} if (types := _types(node, defs)) else {}
         for name, node in whole["properties"].items()
     }
-    return {"type": "object", "properties": properties, "required": whole.get("required", [])}
+    return {"type": "object", "properties": properties}
 
 
 def _shorten(node: Schema, defs: Mapping[str, Schema]) -> Schema:

@@ -107,9 +107,9 @@ def listed_tools() -> list[Tool]:
 def _tool(operation: Operation, shown: dict[str, str]) -> Tool:
     return Tool(
         name=operation.name,
-        description=operation.doc,
+        description=" ".join(operation.doc.split()),
         input_schema=tool_input(operation.asks, shown, operation.name),
-        output_schema=tool_output(operation.answers),
+        output_schema=tool_output(operation.answers, shown, operation.name),
         annotations=ToolAnnotations.model_validate(operation.hints(), by_name=True),
     )
 

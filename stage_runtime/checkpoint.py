@@ -79,14 +79,16 @@ def _copied(mapped: Tensor, dtype: torch.dtype, what: str) -> Tensor:
     copy = torch.empty(mapped.shape, dtype=dtype)
     flat = copy.view(-1)
     with _disable_current_modes():
-        for start, piece in enumerate(mapped.contiguous().view(-1).split(PIECE)):
+        numbers = mapped.contiguous().view(-1)
+        for start in range(0, numbers.numel(), PIECE):
+            piece = numbers[start : start + PIECE]
             _refuse_not_finite(piece, dtype, what)
-            flat[start * PIECE : start * PIECE + piece.numel()] = piece
+            flat[start : start + PIECE] = piece
     return copy
 
 
 def _refuse_not_finite(piece: Tensor, dtype: torch.dtype, what: str) -> None:
-    low, high = (float(end) for end in torch.aminmax(piece)) if piece.numel() else (0.0, 0.0)
+    low, high = (float(end) for end in torch.aminmax(piece))
     if not (math.isfinite(low) and math.isfinite(high)):
         kind = "NaN" if math.isnan(low) else "infinite values"
         raise _broken(f"the tensor {what} holds {kind}", "take another revision of the model")

@@ -161,16 +161,9 @@ class Prices:
         return self.tokens * self.facts.hidden * self.layer.number_bytes
 
     def of(self, place: CardPlace, device: Device) -> Price:
-        """The price of a place on a card at its peak: of a step, or of loading before it."""
-        price = self.at_step(place, device)
-        more = self._load_bytes(place, device) - price.tensor_bytes
-        if more <= 0:
-            return price
-        price = replace(price, activations=price.activations + more)
-        return with_workspace(price, device, self._kernel_bytes(place, device, price))
-
-    def at_step(self, place: CardPlace, device: Device) -> Price:
-        """The price at the peak of a step, whatever loading takes."""
+        """The price of a place on a card at the peak of a step. Loading takes less: tensors are
+        read in pieces, and of a job in 4 or 8 bits one projection is whole at a time.
+        """
         trained = self._trained_params(place)
         activations, gradients = self._peak(place, device, 4 * trained)
         full = self.layer.full
@@ -186,19 +179,6 @@ class Prices:
             workspace=0,
         )
         return with_workspace(price, device, self._kernel_bytes(place, device, price))
-
-    def _load_bytes(self, place: CardPlace, device: Device) -> int:
-        """The most that loading holds on a CPU card: a table as stored beside all that is read.
-
-        Other cards are filled from memory, tensor by tensor. Files are read in order of names:
-        layers come before the tables in GPT-2's, and in an untied head's last file.
-        """
-        if device.kind != "cpu" or not (place.embeds or place.heads):
-            return 0
-        stored = NUMBER_BYTES.get(self.facts.stored_dtype or "float32", 4)
-        late = self.facts.learned_positions or (place.heads and not self.facts.tied)
-        layers = self.weights(place) if late else 0
-        return layers + self.tables(place) + stored * self.facts.vocab * self.facts.hidden
 
     def weights(self, place: CardPlace) -> int:
         """Bytes of the layers on the card, and of the final norm."""
@@ -350,10 +330,12 @@ class Prices:
         if not place.num_layers:
             return self._loss_top() if place.heads else 0
         blocks = self._blocks_on(device)
-        top = blocks.top
+        top, product = blocks.top, self.layer.product_top(self.rows)
         if self.settings.recompute:
-            top = blocks.repeated_top + self._block(place, device)
-        return max(top, self._loss_top()) if place.heads else top
+            block = self._block(place, device)
+            top, product = blocks.repeated_top + block, product + block
+        top = max(top, product, self._loss_top() if place.heads else 0)
+        return top - self.stored.buffer()  # counted beside the embeddings
 
     def _block(self, place: CardPlace, device: Device) -> int:
         """What the heaviest block of a place keeps for its backward."""

@@ -1,8 +1,8 @@
 """The model families that are known here: their module names, and how their blocks are built.
 
 A table and nothing else. Torch-free: the planner reads it too. Names are those of transformers'
-classes; a family that is not here is refused by name (stage_runtime.model_facts). FAMILIES train;
-PRICED are priced as well, and refused for jobs until the engine is certified for them.
+classes; a family that is not here is refused by name (stage_runtime.model_facts). Each one here is
+held equal to one process (tests/oracle/equality_table.py); docs/families.md is its table in words.
 """
 
 from dataclasses import dataclass
@@ -51,8 +51,6 @@ class Family:
     """The experts have biases, and bound gate and up before they multiply (gpt-oss)."""
     scores: Literal["", "softcap", "sinks"] = ""
     """Why no fused kernel computes the attention: whole scores exist then. "" = one does."""
-    trainable: bool = True
-    """Whether the stage engine is certified for it. If not, it is priced and shown, never run."""
 
 
 _QKVO = ("q_proj", "k_proj", "v_proj", "o_proj")
@@ -72,7 +70,7 @@ def _llama(**changes: object) -> Family:
     return Family(**(values | changes))  # type: ignore[arg-type]
 
 
-PRICED: dict[str, Family] = {
+FAMILIES: dict[str, Family] = {
     "llama": _llama(),
     "mistral": _llama(),
     "qwen2": _llama(qkv_bias=True),
@@ -86,10 +84,11 @@ PRICED: dict[str, Family] = {
         tied_by_default=True,
         activation="gelu_pytorch_tanh",
         scores="softcap",
-        trainable=False,
     ),
-    "mixtral": _llama(mlp=(), experts=True, trainable=False),
-    "qwen3_moe": _llama(mlp=(), qk_norm=True, experts=True, trainable=False),
+    "mixtral": _llama(
+        mlp=(), experts=True, dropout_keys=("attention_dropout", "router_jitter_noise")
+    ),
+    "qwen3_moe": _llama(mlp=(), qk_norm=True, experts=True),
     "gpt_oss": _llama(
         mlp=(),
         bias=True,
@@ -97,7 +96,6 @@ PRICED: dict[str, Family] = {
         experts=True,
         clamped_experts=True,
         scores="sinks",
-        trainable=False,
     ),
     "gpt2": Family(
         layers="transformer.h",
@@ -148,6 +146,3 @@ PRICED: dict[str, Family] = {
         dropout_keys=("attention_dropout", "embd_pdrop", "resid_pdrop"),
     ),
 }
-
-FAMILIES: dict[str, Family] = {name: one for name, one in PRICED.items() if one.trainable}
-"""Those that train."""

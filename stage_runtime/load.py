@@ -19,6 +19,7 @@ from transformers import MODEL_MAPPING, AutoConfig
 
 from stage_runtime.checkpoint import Checkpoint
 from stage_runtime.checkpoint_share import StageSpan, part_of, share_of
+from stage_runtime.expert_files import ExpertTensors
 from stage_runtime.model_facts import ModelFacts
 from stage_runtime.packing import Packing
 from transport.errors import SwarmError
@@ -119,7 +120,12 @@ def load_stage(
     for name in _not_ours(facts, span) & expected.keys():
         tensors[name] = torch.zeros(expected[name].shape, dtype=dtype)
     body = model_class.from_pretrained(
-        None, config=config, state_dict=tensors, dtype=dtype, attn_implementation="sdpa"
+        None,
+        config=config,
+        state_dict=tensors,
+        dtype=dtype,
+        # No fused kernel computes a softcap or sinks: the family's own plain attention does.
+        attn_implementation="eager" if facts.family.scores else "sdpa",
     )
     tensors.clear()
     if packing is not None:
@@ -157,22 +163,30 @@ def _read(
 ) -> dict[str, Tensor]:
     """The stage's tensors by the body's own names; the head's as "head.weight", "head.bias"."""
     tensors: dict[str, Tensor] = {}
-    for file, names in _by_layers(checkpoint, span):
-        for name, tensor in checkpoint.read(file, names, dtype):
-            for local in _local_names(checkpoint.facts, span, name):
-                tensors[local] = tensor if packing is None else packing.take(local, tensor)
+    for parts in _by_layers(checkpoint, span):
+        experts = ExpertTensors(checkpoint.facts, dtype)
+        found: dict[str, Tensor] = {}
+        for file, names in parts:
+            for name, tensor in checkpoint.read(file, names, dtype):
+                for local in _local_names(checkpoint.facts, span, name):
+                    if not experts.take(local, tensor):
+                        local = experts.renamed(local)  # noqa: PLW2901
+                        found[local] = tensor if packing is None else packing.take(local, tensor)
+        for local, tensor in experts.whole().items():
+            found[local] = tensor if packing is None else packing.take(local, tensor)
+        tensors |= found
     return tensors
 
 
-def _by_layers(checkpoint: Checkpoint, span: StageSpan) -> list[tuple[str, list[str]]]:
-    """(file, tensors to read from it): tables first, then layer by layer."""
-    groups: dict[tuple[int, str], list[str]] = {}
+def _by_layers(checkpoint: Checkpoint, span: StageSpan) -> list[list[tuple[str, list[str]]]]:
+    """(file, tensors to read from it) of the tables, then of each layer."""
+    layers: dict[int, dict[str, list[str]]] = {}
     for file, names in share_of(checkpoint.facts, checkpoint.files, span).items():
         for name in names:
             if not _MADE_ANEW.search(name):
                 _, layer = part_of(checkpoint.facts, name)
-                groups.setdefault((layer, file), []).append(name)
-    return [(file, names) for (_, file), names in sorted(groups.items())]
+                layers.setdefault(layer, {}).setdefault(file, []).append(name)
+    return [list(files.items()) for _, files in sorted(layers.items())]
 
 
 def _local_names(facts: ModelFacts, span: StageSpan, name: str) -> list[str]:

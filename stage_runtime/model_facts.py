@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from stage_runtime.families import FAMILIES, PRICED, Family
+from stage_runtime.families import FAMILIES, Family
 from transport.errors import SwarmError
 
 MAX_LAYERS = 1024
@@ -140,33 +140,6 @@ def facts_from_config(config: Mapping[str, Any]) -> ModelFacts:
         SwarmError: invalid-input; the family is not offered, the repository brings its own code,
             or a size is missing or absurd. Names the families that work.
     """
-    facts = priced_facts(config)
-    refuse_untrained(facts)
-    return facts
-
-
-def refuse_untrained(facts: ModelFacts) -> None:
-    """Refuse a family that is priced and shown in plans, but that no stage runs yet.
-
-    Raises:
-        SwarmError: invalid-input; names the families that work.
-    """
-    if not facts.family.trainable:
-        works = sorted(FAMILIES)
-        raise SwarmError(
-            "invalid-input",
-            f"models of the family {facts.model_type!r} are priced here, but not trained yet",
-            hint=f"the families that train are {', '.join(works)}",
-            facts={"families": works},
-        )
-
-
-def priced_facts(config: Mapping[str, Any]) -> ModelFacts:
-    """Facts of any family whose memory is known, also of those that no stage runs yet.
-
-    Raises:
-        SwarmError: as facts_from_config, but for families that are only priced.
-    """
     config = _text_part(config)
     model_type, family = _family(config)
     hidden = _size(config, ("hidden_size", "n_embd"), MAX_WIDTH)
@@ -242,7 +215,7 @@ def _family(config: Mapping[str, Any]) -> tuple[str, Family]:
             hint=f"take a model of one of these families: {works}",
         )
     model_type = config.get("model_type")
-    if not isinstance(model_type, str) or model_type not in PRICED:
+    if not isinstance(model_type, str) or model_type not in FAMILIES:
         raise SwarmError(
             "invalid-input",
             f"models of the family {str(model_type)[:64]!r} cannot be trained here",
@@ -255,7 +228,7 @@ def _family(config: Mapping[str, Any]) -> tuple[str, Family]:
             "this repository's weights are stored quantized",
             hint="name the repository that holds the 16-bit or 32-bit weights",
         )
-    return model_type, PRICED[model_type]
+    return model_type, FAMILIES[model_type]
 
 
 def _size(
@@ -287,8 +260,15 @@ def _experts(config: Mapping[str, Any], family: Family, ffn: int) -> ExpertFacts
     if config.get("mlp_only_layers") or config.get("decoder_sparse_step", 1) != 1:
         raise SwarmError(
             "invalid-input",
-            "only some layers of this model are mixtures of experts, which is not priced here",
+            "only some layers of this model are mixtures of experts, which cannot be trained here",
             hint="take a model whose layers are alike",
+        )
+    if config.get("output_router_logits"):
+        raise SwarmError(
+            "invalid-input",
+            "this model's config.json adds the routers' balance to the loss "
+            "(output_router_logits), which is not trained here",
+            hint="set output_router_logits to false in the model's config.json",
         )
     count = _size(config, ("num_local_experts", "num_experts"), 65536)
     return ExpertFacts(

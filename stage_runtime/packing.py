@@ -11,12 +11,18 @@ import torch
 from torch import Tensor, nn
 
 from stage_runtime.model_facts import ModelFacts
-from stage_runtime.quantize import Narrow, PackedLinear, PackedWeight, pack
+from stage_runtime.quantize import Narrow, PackedLinear, PackedWeight, pack, pack_experts
 from transport.errors import SwarmError
+
+EXPERTS = (".mlp.experts.gate_up_proj", ".mlp.experts.down_proj")
+"""A mixture's fused weights. In 8 bits they stay as they are: int8 has one scale a matrix row."""
 
 
 class Packing:
-    """Packs a stage's projections; embeddings, head, norms, biases and routers stay as they are."""
+    """Packs a stage's projections, and in 4 bits a mixture's experts.
+
+    Embeddings, head, norms, biases and routers stay as they are.
+    """
 
     def __init__(
         self, facts: ModelFacts, kind: Narrow, device_of: Callable[[int], torch.device]
@@ -28,6 +34,7 @@ class Packing:
         self._blocks = facts.family.layers.split(".")[-1]
         # GPT-2's projections are Conv1D: (inputs, outputs).
         self._turned = facts.model_type == "gpt2"
+        self._dtype = torch.float32
         self._packed: dict[str, PackedWeight] = {}
 
     def take(self, name: str, weight: Tensor) -> Tensor:
@@ -36,9 +43,11 @@ class Packing:
         Raises:
             SwarmError: invalid-input; names the weight that the format cannot hold.
         """
-        if not self._is_projection(name) or weight.dim() != 2:
+        is_experts = self._kind == "nf4" and name.endswith(EXPERTS) and weight.dim() == 3
+        if not is_experts and not (self._is_projection(name) and weight.dim() == 2):
             return weight
         block = int(name.split(".")[1])
+        self._dtype = weight.dtype
         rows = (weight.T if self._turned else weight).to(self._device_of(block))
         try:
             self._packed[name] = pack(rows, self._kind)
@@ -56,7 +65,10 @@ class Packing:
         """Replace the stand-ins' projections by packed ones."""
         while self._packed:
             name, packed = self._packed.popitem()
-            path = name.rpartition(".")[0]
+            path, _, kind = name.rpartition(".")
+            if name.endswith(EXPERTS):
+                pack_experts(body.get_submodule(path), kind, packed, self._dtype)
+                continue
             parent, _, child = path.rpartition(".")
             bias = body.get_parameter(f"{path}.bias") if _has_bias(body, path) else None
             setattr(body.get_submodule(parent), child, PackedLinear(packed, bias))

@@ -117,7 +117,7 @@ class PackedLinear(nn.Linear):
 
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002 - torch's own name
         """(..., inputs) -> (..., outputs) in the input's format; the gradient passes through."""
-        product: Tensor = _Product.apply(input, self.packed, self.bias)
+        product: Tensor = _Product.apply(input, self.packed, self.bias)  # type: ignore[no-untyped-call]
         return product
 
 
@@ -133,6 +133,40 @@ class _Product(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
         (grad,) = grads
         return grad @ ctx.packed.whole(grad.dtype), None, None
+
+
+def pack_experts(experts: nn.Module, name: str, packed: PackedWeight, dtype: torch.dtype) -> None:
+    """Let a mixture's experts unpack one of their fused weights each time they ask for it.
+
+    What they compute with it keeps the unpacked tensor for backward, of every layer: such blocks
+    must be recomputed.
+    """
+    delattr(experts, name)
+    if not isinstance(experts, PackedExperts):
+        experts.__class__ = type(type(experts).__name__, (PackedExperts, type(experts)), {})
+    experts.add_module(f"packed_{name}", packed)
+    experts.packed_dtype = dtype  # type: ignore[assignment]
+
+
+class PackedExperts(nn.Module):
+    """What a family's class of fused experts becomes when these are packed."""
+
+    packed_dtype: torch.dtype
+
+    @property
+    def gate_up_proj(self) -> Tensor:
+        """(experts, ...) unpacked."""
+        return self._whole("gate_up_proj")
+
+    @property
+    def down_proj(self) -> Tensor:
+        """(experts, ...) unpacked."""
+        return self._whole("down_proj")
+
+    def _whole(self, name: str) -> Tensor:
+        packed = self._modules[f"packed_{name}"]
+        assert isinstance(packed, Nf4Weight)
+        return packed.whole(self.packed_dtype)
 
 
 def _nf4(flat: Tensor) -> tuple[Tensor, Tensor]:

@@ -84,9 +84,8 @@ def load(
     meter = CardMeter(order.cards, devices)
     dtype = torch.float32 if order.settings.method == "full" else DTYPES[order.settings.dtype]
     with meter.counting():
-        stage = load_stage(
-            checkpoint, span_of(order), dtype, order.settings.quantization, _device_of(order, devices)
-        )
+        quantization, place_of = order.settings.quantization, _device_of(order, devices)
+        stage = load_stage(checkpoint, span_of(order), dtype, quantization, place_of)
         trained = make_trainable(stage, order.settings)
         _place(stage, order, meter, devices)
     sequences = None

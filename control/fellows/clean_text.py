@@ -22,7 +22,10 @@ def clean(text: str, limit: int = 2000) -> str:
     Tabs and line ends become spaces; control, format (zero-width, bidi), surrogate and unassigned
     characters go.
     """
-    spaced = re.sub(r"[\t\r\n\v\f\u2028\u2029]+", " ", _ESCAPES.sub("", text[: 4 * limit]))
+    text = text[: 4 * limit]
+    if text.isprintable():  # nearly all of it is, and every heartbeat comes through here
+        return text.strip()[:limit]
+    spaced = re.sub(r"[\t\r\n\v\f\u2028\u2029]+", " ", _ESCAPES.sub("", text))
     kept = (c for c in spaced if c == " " or not unicodedata.category(c).startswith(("C", "Zl")))
     return "".join(kept).strip()[:limit]
 

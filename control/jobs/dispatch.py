@@ -67,6 +67,10 @@ class Dispatch:
         """Whether some active job has a stage there."""
         return any(fellow_id in told for told in self._running.values())
 
+    def done_but_active(self) -> list[str]:
+        """Jobs that run as far as their rows say, and have no stage left to run."""
+        return [job_id for job_id, told in self._running.items() if not told]
+
     def _assign(self, fellows: set[str]) -> None:
         paused = [told for _, told in self._paused.values()]
         for fellow in fellows:

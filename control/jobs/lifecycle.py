@@ -8,6 +8,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from control.clock import Clock, wait_for_event
 from control.fellows.registry import Registry
@@ -34,6 +35,8 @@ log = logging.getLogger(__name__)
 Commit = Callable[[Callable[[Tx], JobView]], Awaitable[JobView]]
 """Runs a change in a transaction, once for each request_id, and answers after the commit."""
 Seen = Callable[[JobView], Awaitable[None]]
+PASSES = ("unavailable", "storage-full", "rate-limited", "internal")
+"""Codes of trouble that may pass: what meets it is tried again."""
 TOKENIZING = "its data is being tokenized"
 
 
@@ -192,6 +195,8 @@ class Jobs:
     async def schedule(self) -> None:
         """Start what can start, in order of submission; one that waits blocks no later one."""
         self._dispatch.expire()
+        for job_id in self._dispatch.done_but_active():
+            self._begin_finish(job_id)  # its end could not be written when its last stage told
         async with self._placing:
             for job in await self._database.read(lambda tx: jobs.in_states(tx, ["pending"])):
                 try:
@@ -220,7 +225,7 @@ class Jobs:
 
     async def _give_up(self, job: Job, error: SwarmError) -> None:
         """A waiting job that can never run fails; trouble that may pass is the reason it waits."""
-        passes = error.code in ("unavailable", "storage-full", "rate-limited", "internal")
+        passes = error.code in PASSES
 
         def change(tx: Tx) -> None:
             fresh = jobs.find(tx, job.job_id)
@@ -337,12 +342,16 @@ class Jobs:
         """Join what the stages sent; complete, or fail with the reason."""
         job, rows, steps = await self._database.read(lambda tx: _all_of(tx, job_id))
         clock = self._tools.clock
+        changes: dict[str, Any]
         try:
             await asyncio.to_thread(self._tools.files.rewrite_records, job_id, steps)
             adapter = await self._tools.results.join(rows)
             changes = {"state": "completed", "reason": "", "adapter": adapter}
         except SwarmError as error:
-            changes = {"state": "failed", "reason": error.message}
+            # A full disk is no reason to lose what was trained: the next turn tries again.
+            changes = {"reason": error.message}
+            if error.code not in PASSES:
+                changes["state"] = "failed"
         except Exception as error:
             log.exception("a result could not be joined", extra={"job": job_id})
             words = f"its result could not be joined ({type(error).__name__})"
@@ -351,10 +360,16 @@ class Jobs:
         def change(tx: Tx) -> None:
             fresh = jobs.find(tx, job_id)
             if fresh is not None and fresh.state in ACTIVE:
-                jobs.update(tx, job_id, **changes, ended_at=clock.now())
+                ended_at = clock.now() if "state" in changes else None
+                jobs.update(tx, job_id, **changes, ended_at=ended_at)
 
-        await self._database.write(change)
-        await self._follow(job_id, job.pool)
+        try:
+            await self._database.write(change)
+        except SwarmError as error:
+            log.warning("an end is not written yet: %s", error, extra={"job": job_id})
+        else:
+            if "state" in changes:
+                await self._follow(job_id, job.pool)
 
 
 def _all_of(tx: Tx, job_id: str) -> tuple[Job, list[stages.Stage], Sequence[dict[str, object]]]:

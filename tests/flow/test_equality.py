@@ -24,6 +24,11 @@ SPREAD = [
     Point("qwen2", 2, 4),
     Point("gpt_neox", 2, 2),
     Point("phi", 3, 4),
+    Point("gemma2", 3, 4, layout="ragged"),
+    Point("mixtral", 2, 4),
+    Point("qwen3_moe", 3, 4, layout="ragged"),
+    Point("qwen3_moe", 2, 2, method="full"),
+    Point("gpt_oss", 3, 4, layout="ragged", clips=False),
     Point("llama", 2, 4, changes=(("recompute", True),)),
     Point("llama", 2, 4, changes=(("schedule", "gpipe"),)),
 ]

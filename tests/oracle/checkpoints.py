@@ -57,6 +57,52 @@ TINY: dict[str, tuple[str, dict[str, Any]]] = {
             "scale_attn_by_inverse_layer_idx": True,
         },
     ),
+    "gemma2": (
+        "gemma2",
+        {
+            **_LLAMA,
+            "head_dim": 16,
+            "sliding_window": 8,
+            "attn_logit_softcapping": 5.0,
+            "final_logit_softcapping": 20.0,
+            "tie_word_embeddings": True,
+            "query_pre_attn_scalar": 16,
+        },
+    ),
+    "mixtral": (
+        "mixtral",
+        {**_LLAMA, "num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 8},
+    ),
+    "qwen3_moe": (
+        "qwen3_moe",
+        {
+            **_LLAMA,
+            "head_dim": 16,
+            "moe_intermediate_size": 32,
+            "num_experts": 8,
+            "num_experts_per_tok": 2,
+            "norm_topk_prob": True,
+        },
+    ),
+    "gpt_oss": (
+        "gpt_oss",
+        {
+            **_LLAMA,
+            "head_dim": 16,
+            "num_local_experts": 4,
+            "num_experts_per_tok": 2,
+            "sliding_window": 8,
+            "rope_parameters": {
+                "rope_type": "yarn",
+                "rope_theta": 10000.0,
+                "factor": 2.0,
+                "original_max_position_embeddings": POSITIONS // 2,
+                "beta_fast": 32.0,
+                "beta_slow": 1.0,
+                "truncate": False,
+            },
+        },
+    ),
     "gpt_neox": ("gpt_neox", {**_LLAMA}),
     "phi": ("phi", {**_LLAMA, "num_key_value_heads": 4}),
 }

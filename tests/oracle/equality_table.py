@@ -1,6 +1,7 @@
 """The whole grid, by command: `python -m tests.oracle.equality_table [MODEL | NAME=FOLDER ...]`.
 
-Prints one line a point and ends with the worst; exit code 1 when any is beyond 1e-5. A real
+Prints one line a point, then model x method -> largest difference, and ends with the worst; exit
+code 1 when any is beyond 1e-5. A real
 checkpoint, given as NAME=FOLDER, runs the LoRA part of the grid.
 """
 
@@ -24,7 +25,8 @@ def main() -> int:
     wanted = {name for name in sys.argv[1:] if "=" not in name}
     real = dict(name.split("=", 1) for name in sys.argv[1:] if "=" in name)
     points = [point for point in whole_grid() if point.model in wanted or not (wanted or real)]
-    worst, started = 0.0, time.monotonic()
+    worst: dict[tuple[str, str], float] = {}
+    started = time.monotonic()
     print(f"{'run (stages x micro-batches)':<52} {'loss':>8} {'norm':>8} {'held out':>8} empty")
     with tempfile.TemporaryDirectory() as folder:
         ground, workers = Ground(Path(folder)), Workers()
@@ -40,7 +42,8 @@ def main() -> int:
         try:
             for point in points:
                 found = measure(workers, ground, point, timeout_s=900.0)
-                worst = max(worst, found.loss, found.held_out)
+                kind = point.model, point.method
+                worst[kind] = max(worst.get(kind, 0.0), found.loss, found.held_out)
                 print(
                     f"{point!s:<52} {found.loss:8.1e} {found.norm:8.1e} "
                     f"{found.held_out:8.1e} {found.empty_micro_batches:5d}",
@@ -49,8 +52,12 @@ def main() -> int:
         finally:
             workers.close()
     took = time.monotonic() - started
-    print(f"{len(points)} runs in {took:.0f} s, largest difference {worst:.1e}")
-    return int(worst > TOLERANCE)
+    print("\nlargest difference of loss and held-out loss")
+    for (model, method), found_worst in worst.items():
+        print(f"{model:<20} {method:<6} {found_worst:8.1e}")
+    largest = max(worst.values(), default=0.0)
+    print(f"{len(points)} runs in {took:.0f} s, largest difference {largest:.1e}")
+    return int(largest > TOLERANCE)
 
 
 if __name__ == "__main__":

@@ -24,7 +24,7 @@ CLIP = 0.05
 """Far below the norms of these runs: it acts in every step."""
 ADOPTED: dict[str, int] = {}
 """Real models that were named on the command line, and their vocabularies."""
-TIED = ("llama", "qwen3", "gemma3", "gpt2")
+TIED = ("llama", "qwen3", "gemma3", "gemma2", "gpt2")
 
 
 @dataclass(frozen=True)
@@ -121,7 +121,7 @@ class Ground:
     def settings(self, point: Point) -> TrainSettings:
         """The settings of a point."""
         family = FAMILIES[TINY[point.model][0]]
-        targets = [*family.attention, *family.mlp[-1:]]
+        targets = [*family.attention, *family.mlp[-1:]]  # never a mixture's router or experts
         lora = LoraSettings(rank=4, alpha=8.0, dropout=0.0, target_modules=targets)
         values: dict[str, Any] = {
             "method": point.method,

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from stage_runtime.costs import CardPlace, Device, Price, Prices
-from stage_runtime.model_facts import priced_facts
+from stage_runtime.model_facts import facts_from_config
 from tests.oracle.memory_grid import Row, fallback_rows, rows
 from tests.oracle.memory_oracle import Case
 from transport.orders import LoraSettings, TrainSettings
@@ -66,7 +66,7 @@ def settings_of(case: Case) -> TrainSettings:
 def price_of(case: Case, *, lean: bool = False) -> Price:
     """What the planner would say of the counted stage."""
     layers = "n_layer" if "n_layer" in case.config else "num_hidden_layers"
-    facts = priced_facts(case.config | {layers: case.total_layers})
+    facts = facts_from_config(case.config | {layers: case.total_layers})
     first = case.stage * case.layers
     place = CardPlace(case.stage, case.num_stages, first, first + case.layers - 1)
     device = Device("cuda", flash=case.kernel != "efficient", grouped=case.grouped)

@@ -26,8 +26,8 @@ class Change(Ask):
     """The input of an operation that changes something."""
 
     request_id: RequestId | None = None
-    """Any id of your own. The same id with the same arguments gives the first answer again instead
-    of doing it twice; with other arguments it is a conflict.
+    """Your own id of this call. Sent again with it, the call gives its first answer and does
+    nothing twice; with other arguments it is a conflict.
     """
 
 

@@ -57,7 +57,7 @@ SMOLLM2: dict[str, Any] = {
     "bos_token_id": 1,
     "eos_token_id": 2,
 }
-PRICED_ONLY: dict[str, dict[str, Any]] = {
+UNFUSED: dict[str, dict[str, Any]] = {
     "gemma2": {
         "model_type": "gemma2",
         "head_dim": 64,
@@ -89,4 +89,4 @@ PRICED_ONLY: dict[str, dict[str, Any]] = {
         **_BASE,
     },
 }
-"""Families that are priced, but that no stage runs yet."""
+"""Families whose attention or experts need more than a fused kernel and dense projections."""

@@ -9,7 +9,7 @@ from transformers.cache_utils import DynamicCache
 
 from stage_runtime.costs import CardPlace, Device
 from stage_runtime.kv_costs import ServePrices, ServeShape, kept_tokens, token_bytes
-from stage_runtime.model_facts import priced_facts
+from stage_runtime.model_facts import facts_from_config
 from tests.oracle.memory_models import MODELS
 from tests.unit.stage_runtime.small_models import CONFIGS
 
@@ -30,7 +30,7 @@ def test_the_cache_holds_what_was_priced_after_one_more_token(family: str) -> No
         for layer in cache.layers
         for one in (layer.keys, layer.values)
     )
-    facts = priced_facts(CONFIGS[family])
+    facts = facts_from_config(CONFIGS[family])
     kept = sum(kept_tokens(facts, layer, 160) for layer in range(facts.num_layers))
     # A sliding layer hands on its window and the new token, and drops the oldest with the next.
     slides = sum(kept_tokens(facts, layer, 160) < 160 for layer in range(facts.num_layers))
@@ -51,7 +51,7 @@ def test_the_cache_holds_what_was_priced_after_one_more_token(family: str) -> No
 def test_whole_models_need_the_cache_that_was_measured(
     model: str, tokens: int, megabytes: int
 ) -> None:
-    facts = priced_facts(MODELS[model])
+    facts = facts_from_config(MODELS[model])
     shape = ServeShape(tokens, prefill_tokens=0)
     told = ServePrices(facts, shape).cache_bytes(0, facts.num_layers - 1)
     assert told / 1e6 == pytest.approx(megabytes, abs=1)
@@ -66,7 +66,7 @@ def test_whole_models_need_the_cache_that_was_measured(
 def test_serving_prices_never_fall_with_the_context_and_split_between_cards(
     context: int, cut: int, storage: str, model: str
 ) -> None:
-    facts = priced_facts(MODELS[model])
+    facts = facts_from_config(MODELS[model])
     shape = ServeShape(context, storage=storage, prefill_tokens=0)  # type: ignore[arg-type]
     prices, longer = (
         ServePrices(facts, one) for one in (shape, ServeShape(context + 1, storage="16bit"))
@@ -79,7 +79,7 @@ def test_serving_prices_never_fall_with_the_context_and_split_between_cards(
 
 
 def test_int8_halves_the_cache_and_nf4_the_weights_by_almost_four() -> None:
-    facts = priced_facts(MODELS["qwen3-14b"])
+    facts = facts_from_config(MODELS["qwen3-14b"])
     plain, small = (
         ServePrices(facts, shape).of(CardPlace(0, 1, 0, 39), CUDA)
         for shape in (

@@ -11,7 +11,7 @@ from stage_runtime.card_memory import CardMeter
 from stage_runtime.checkpoint import Checkpoint, open_checkpoint
 from stage_runtime.checkpoint_share import StageSpan
 from stage_runtime.load import LoadedStage, Quantization, load_stage
-from stage_runtime.quantize import Narrow, PackedLinear
+from stage_runtime.quantize import Narrow, PackedExperts, PackedLinear
 from tests.oracle.checkpoints import TINY
 from tests.oracle.grid import Ground
 from tests.unit.stage_runtime.small_models import CONFIGS
@@ -23,19 +23,26 @@ KINDS: list[Narrow] = ["nf4", "int8"]
 
 
 def unpacked(checkpoint: Checkpoint, kind: Narrow) -> Any:
-    """The whole model of transformers, its projections replaced by what the codes stand for."""
+    """The whole model of transformers, its projections and experts what the codes stand for."""
     whole = AutoModelForCausalLM.from_pretrained(checkpoint.folder, dtype=F32).eval()
     last = checkpoint.facts.num_layers - 1
     stage = load_stage(checkpoint, StageSpan(0, last, True, True), F32, kind)
     turned = checkpoint.facts.model_type == "gpt2"
-    replaced = 0
+    replaced = mixtures = 0
     for local, module in stage.body.named_modules():
         if isinstance(module, PackedLinear):
             weight = module.packed.whole(F32)
             plain = whole.get_submodule(stage.global_name(local))
             plain.weight.data = weight.T.contiguous() if turned else weight
             replaced += 1
+        elif isinstance(module, PackedExperts):
+            experts = whole.get_submodule(stage.global_name(local))
+            for name in ("gate_up_proj", "down_proj"):
+                getattr(experts, name).data = getattr(module, name)
+            mixtures += 1
     assert replaced == len(checkpoint.facts.linears) * checkpoint.facts.num_layers
+    packs_experts = checkpoint.facts.experts is not None and kind == "nf4"
+    assert mixtures == (checkpoint.facts.num_layers if packs_experts else 0)
     return whole
 
 

@@ -6,11 +6,11 @@ import pytest
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from stage_runtime.model_facts import priced_facts
+from stage_runtime.model_facts import facts_from_config
 from tests.oracle.memory_grid import Row, fallback_rows, rows
 from tests.oracle.memory_oracle import Case, LiveBytes, OneStep, OracleStage, count
 from tests.oracle.memory_table import FALLBACK_BAR, LOW_BAR, WORST_BAR, line_of, price_of
-from tests.unit.stage_runtime.small_models import CONFIGS, PRICED_ONLY
+from tests.unit.stage_runtime.small_models import CONFIGS, UNFUSED
 
 
 class _Nothing:
@@ -41,8 +41,8 @@ def allocator_peak(case: Case) -> int:
 
 
 def a_small_case(family: str, method: str, **changes: Any) -> Case:
-    config = (CONFIGS | PRICED_ONLY)[family] | {"tie_word_embeddings": False}
-    facts = priced_facts(config)
+    config = (CONFIGS | UNFUSED)[family] | {"tie_word_embeddings": False}
+    facts = facts_from_config(config)
     everything = (*facts.attention_targets, *facts.mlp_targets)
     targets = {"attention": facts.attention_targets, "all-linear": everything, "full": None}
     shape: dict[str, Any] = {"seq_len": 256, "batch": 4, "micro_batches": 2, "kernel": "cpu"}

@@ -16,10 +16,10 @@ from stage_runtime.checkpoint_share import (
     refuse_without_safetensors,
     share_of,
 )
-from stage_runtime.families import FAMILIES, PRICED
-from stage_runtime.model_facts import facts_from_config, priced_facts
+from stage_runtime.families import FAMILIES
+from stage_runtime.model_facts import facts_from_config
 from tests.oracle.memory_models import MODELS
-from tests.unit.stage_runtime.small_models import CONFIGS, PRICED_ONLY, SMOLLM2
+from tests.unit.stage_runtime.small_models import CONFIGS, SMOLLM2, UNFUSED
 from transport.errors import SwarmError
 
 
@@ -29,16 +29,15 @@ def _whole(config: dict[str, Any]) -> Any:
 
 
 def test_every_known_family_has_a_configuration_in_these_tests() -> None:
-    assert CONFIGS.keys() == FAMILIES.keys()
-    assert CONFIGS.keys() | PRICED_ONLY.keys() == PRICED.keys()
+    assert CONFIGS.keys() | UNFUSED.keys() == FAMILIES.keys()
 
 
-ALL = CONFIGS | PRICED_ONLY
+ALL = CONFIGS | UNFUSED
 
 
 @pytest.mark.parametrize("family", ALL)
 def test_parameters_and_module_names_are_those_of_the_real_class(family: str) -> None:
-    facts, model = priced_facts(ALL[family]), _whole(ALL[family])
+    facts, model = facts_from_config(ALL[family]), _whole(ALL[family])
     blocks = model.get_submodule(facts.family.layers)
     tables = [model.get_submodule(name) for name in facts.family.embeddings]
 
@@ -72,7 +71,7 @@ def test_adapter_targets_hit_every_projection_of_a_block_once(family: str) -> No
     "family", ["mistral", "qwen2", "qwen3", "gemma3_text", "gemma2", "mixtral", "gpt_oss"]
 )
 def test_layer_types_and_window_are_the_classes_own(family: str) -> None:
-    facts = priced_facts(ALL[family])
+    facts = facts_from_config(ALL[family])
     config = AutoConfig.for_model(**ALL[family])
     if family not in ("mistral", "mixtral"):
         assert list(facts.layer_types) == config.layer_types
@@ -108,15 +107,6 @@ def test_an_unknown_family_is_answered_with_those_that_work() -> None:
     assert refusal.value.facts["families"] == sorted(FAMILIES)
 
 
-@pytest.mark.parametrize("family", PRICED_ONLY)
-def test_a_family_that_is_only_priced_is_refused_for_jobs_with_those_that_train(
-    family: str,
-) -> None:
-    with pytest.raises(SwarmError, match=r"priced here, but not trained yet") as refusal:
-        facts_from_config(PRICED_ONLY[family])
-    assert refusal.value.facts["families"] == sorted(FAMILIES)
-
-
 @pytest.mark.parametrize(
     ("model", "billions"),
     [("mixtral-8x7b", 46.7), ("qwen3-30b-a3b", 30.5), ("gpt-oss-20b", 20.9), ("qwen3-14b", 14.8)],
@@ -124,14 +114,28 @@ def test_a_family_that_is_only_priced_is_refused_for_jobs_with_those_that_train(
 def test_known_models_have_the_parameters_that_their_cards_tell(
     model: str, billions: float
 ) -> None:
-    assert priced_facts(MODELS[model]).total_params / 1e9 == pytest.approx(billions, abs=0.06)
+    assert facts_from_config(MODELS[model]).total_params / 1e9 == pytest.approx(billions, abs=0.06)
+
+
+def test_a_mixture_adapts_its_attention_and_never_its_router_or_experts() -> None:
+    for family in ("mixtral", "qwen3_moe", "gpt_oss"):
+        facts = facts_from_config(ALL[family])
+        assert facts.mlp_targets == ()
+        for router in ("gate", "router", "gate_up_proj", "down_proj", "experts"):
+            assert facts.linear(router) == []
+
+
+def test_a_loss_that_balances_routers_is_refused() -> None:
+    with pytest.raises(SwarmError, match="output_router_logits") as refusal:
+        facts_from_config(UNFUSED["mixtral"] | {"output_router_logits": True})
+    assert "false" in refusal.value.hint
 
 
 def test_experts_in_only_some_layers_are_refused() -> None:
     with pytest.raises(SwarmError, match="only some layers"):
-        priced_facts(PRICED_ONLY["qwen3_moe"] | {"mlp_only_layers": [0]})
+        facts_from_config(UNFUSED["qwen3_moe"] | {"mlp_only_layers": [0]})
     with pytest.raises(SwarmError, match="num_experts_per_tok"):
-        priced_facts(PRICED_ONLY["qwen3_moe"] | {"num_experts_per_tok": 9})
+        facts_from_config(UNFUSED["qwen3_moe"] | {"num_experts_per_tok": 9})
 
 
 def test_the_text_part_of_a_model_that_sees_pictures_is_read() -> None:

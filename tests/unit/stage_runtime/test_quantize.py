@@ -24,7 +24,7 @@ def by_hand(packed: Nf4Weight) -> Tensor:
     scales = scales * packed.scale_scales.repeat_interleave(256)[: scales.numel()]
     scales += packed.mean_scale
     halves = torch.stack([packed.codes >> 4, packed.codes & 15], 1).view(-1).long()
-    levels = bnb.functional.get_4bit_type("nf4", "cpu")[halves]
+    levels: Tensor = bnb.functional.get_4bit_type("nf4", "cpu")[halves]
     count = torch.Size(packed.shape).numel()
     flat = levels[:count] * scales.repeat_interleave(64)[:count]
     return flat.view(packed.shape)
@@ -68,7 +68,7 @@ def test_int8_holds_the_codes_of_bitsandbytes(shape: tuple[int, int]) -> None:
 
 def test_large_weights_are_packed_in_pieces() -> None:
     """What the packing kernel takes for a moment stays small, however large a weight is."""
-    assert 513 * 1024 > 2 * PIECE
+    assert 2 * PIECE < 513 * 1024
     assert PIECE % 64 == 0
 
 

@@ -10,11 +10,11 @@ from torch import Tensor, nn
 from transformers import AutoConfig, AutoModel
 
 from stage_runtime.costs import CardPlace, Device, Price, Prices
-from stage_runtime.model_facts import Linear, facts_from_config, priced_facts
+from stage_runtime.model_facts import Linear, facts_from_config
 from stage_runtime.quantized_costs import StoredWeights
 from tests.oracle.memory_models import MODELS
 from tests.oracle.memory_oracle import LiveBytes
-from tests.unit.stage_runtime.small_models import CONFIGS, PRICED_ONLY
+from tests.unit.stage_runtime.small_models import CONFIGS, UNFUSED
 from tests.unit.stage_runtime.test_costs import a_setting
 
 CUDA = Device("cuda")
@@ -65,7 +65,7 @@ def test_a_projection_in_int8_weighs_one_byte_a_weight_and_a_scale_a_row() -> No
 
 def _mixture() -> Any:
     """A real one-layer mixture whose experts are stored in 4 bits."""
-    config = AutoConfig.for_model(**(PRICED_ONLY["mixtral"] | {"num_hidden_layers": 1}))
+    config = AutoConfig.for_model(**(UNFUSED["mixtral"] | {"num_hidden_layers": 1}))
     torch.manual_seed(0)
     model: Any = AutoModel.from_config(config, dtype=torch.bfloat16)
     model.requires_grad_(False)
@@ -93,18 +93,18 @@ def test_four_bit_experts_keep_16_bit_copies_for_backward_unless_recomputed(
         del out
         return held
 
-    facts = priced_facts(PRICED_ONLY["mixtral"])
+    facts = facts_from_config(UNFUSED["mixtral"])
     settings = a_setting(dtype="bfloat16", quantization="nf4", recompute=recompute)
     copies = StoredWeights(facts, settings).expert_copies()
     assert copies == 2 * 3 * 4 * 256 * 768
-    config = AutoConfig.for_model(**(PRICED_ONLY["mixtral"] | {"num_hidden_layers": 1}))
+    config = AutoConfig.for_model(**(UNFUSED["mixtral"] | {"num_hidden_layers": 1}))
     plain: Any = AutoModel.from_config(config, dtype=torch.bfloat16).requires_grad_(False)
     more = kept(_mixture()) - kept(plain)
     assert more == pytest.approx(0 if recompute else copies, abs=0.01 * copies)
 
 
 def _price(model: str, **changes: Any) -> Price:
-    facts = priced_facts(MODELS[model])
+    facts = facts_from_config(MODELS[model])
     values = {"dtype": "bfloat16", "seq_len": 512, "batch_size": 1, "micro_batches": 1} | changes
     place = CardPlace(0, 1, 0, facts.num_layers - 1)
     return Prices(facts, a_setting(**values)).of(place, CUDA)
