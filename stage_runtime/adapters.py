@@ -24,22 +24,16 @@ def make_trainable(stage: LoadedStage, settings: TrainSettings) -> dict[str, nn.
     """Choose what trains: adapters put on the stage, or every weight. Global name -> parameter.
 
     Raises:
-        SwarmError: invalid-input; an adapter target that the family does not have, or a full
-            fine-tune whose tied embedding would lie on two stages.
+        SwarmError: invalid-input; an adapter target that the family does not have.
     """
     if settings.lora is not None:
         return _inject(stage, settings.lora, settings.seed)
-    alone = stage.span.is_first and stage.span.is_last
-    if stage.facts.tied and not alone:
-        raise SwarmError(
-            "invalid-input",
-            "this model's input embedding is its output head as well, so a full fine-tune over "
-            "several stages would train two copies apart",
-            hint="train it on one fellow, or with method lora",
-        )
     weights = dict(stage.named_weights())
     for weight in weights.values():
         weight.requires_grad_(True)
+    if stage.facts.tied and not stage.span.is_first:
+        # The first stage's table, of which this is a copy, trains (stage_runtime.tied).
+        weights.pop(f"{stage.facts.family.head}.weight", None)
     return weights
 
 

@@ -12,7 +12,8 @@ from typing import Any, Protocol
 
 import torch.distributed as dist
 
-from transport.frames import VOTE, Direction, Header, Kind
+from stage_runtime.codecs.crossing import PLAIN, Crossing
+from transport.frames import BASIS, VOTE, Direction, Header, Kind
 from transport.link import Link, LinkFailed
 
 
@@ -37,6 +38,10 @@ class Peer:
     num_received: int = 0
     """Micro-batches whose recv was posted in this step."""
     num_sent: int = 0
+    crossing: Crossing = PLAIN
+    sent_bytes: int = 0
+    """Payloads of activations and gradients, each frame once."""
+    received_bytes: int = 0
 
 
 class Waiting(Protocol):
@@ -101,6 +106,8 @@ def describe(peer: Peer, header: Header) -> str:
         what = "the sums"
     elif header.micro_batch == VOTE:
         what = "the shape vote"
+    elif header.micro_batch == BASIS:
+        what = "the basis of the codes"
     else:
         name = "activations" if header.direction is Direction.FORWARD else "gradients"
         what = f"the {name} of micro-batch {header.micro_batch}"

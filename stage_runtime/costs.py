@@ -3,17 +3,18 @@
 Pure arithmetic on model facts: no torch, no network, no clock. The planner asks here before
 a job starts and the stage asks here again when it loads; both get one answer.
 Tensor terms are counted against real stages in tests; workspace is an allowance, not a count.
-docs/memory.md says the formulas in words. Does not know compression; stage_runtime.kv_costs
-prices serving.
+docs/memory.md says the formulas in words; stage_runtime.kv_costs prices serving.
 """
 
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import accumulate
 
+from stage_runtime.codecs.sizes import BoundarySizes
 from stage_runtime.layer_costs import Kernels, LayerCosts
 from stage_runtime.model_facts import ModelFacts
 from stage_runtime.quantized_costs import NUMBER_BYTES, StoredWeights
+from stage_runtime.tied_costs import piece_values, shares_table, table_values
 from transport.cards import CardKind
 from transport.orders import TrainSettings
 
@@ -156,8 +157,13 @@ class Prices:
         return self.rows * self.settings.seq_len
 
     @cached_property
+    def boundary(self) -> BoundarySizes:
+        """What crosses between two stages."""
+        return BoundarySizes(self.settings.compression, self.facts.hidden)
+
+    @cached_property
     def hidden_bytes(self) -> int:
-        """One micro-batch of hidden states, as it crosses a boundary."""
+        """One micro-batch of hidden states in the layers' format."""
         return self.tokens * self.facts.hidden * self.layer.number_bytes
 
     def of(self, place: CardPlace, device: Device) -> Price:
@@ -165,7 +171,7 @@ class Prices:
         read in pieces, and of a job in 4 or 8 bits one projection is whole at a time.
         """
         trained = self._trained_params(place)
-        activations, gradients = self._peak(place, device, 4 * trained)
+        activations, gradients = self._peak(place, device, 4 * (trained + self._copied(place)))
         full = self.layer.full
         tensors = 0 if full else place.num_layers * self.layer.adapter_tensors
         price = Price(
@@ -215,6 +221,13 @@ class Prices:
             - table
         )
 
+    def _copied(self, place: CardPlace) -> int:
+        """Values of the head that are a copy of the first stage's table: they have a gradient, but
+        no moments.
+        """
+        shares = shares_table(self.facts, self.settings, place.num_stages)
+        return table_values(self.facts) if shares and place.heads else 0
+
     def tables(self, place: CardPlace) -> int:
         """Bytes of embeddings and head on the card; one table serves as both when it can."""
         return self.stored.number_bytes * self._table_params(place)
@@ -226,13 +239,16 @@ class Prices:
         ids = 8 * self.tokens
         taken = place.takes_input * (ids if first else self.hidden_bytes)
         given = place.gives_output * (ids if last else self.hidden_bytes)
-        return parts * (taken + given) + (self.stored.buffer() if place.num_layers else 0)
+        shares = shares_table(self.facts, self.settings, place.num_stages)
+        piece = 4 * piece_values(self.facts) * (shares and place.takes_input)
+        return parts * (taken + given) + piece + (self.stored.buffer() if place.num_layers else 0)
 
     def _trained_params(self, place: CardPlace) -> int:
         if not self.layer.full:
             return place.num_layers * self.layer.adapter_params
         norm = self.facts.final_norm_params if place.heads else 0
-        return _between(self._params_until, place) + norm + self._table_params(place)
+        tables = self._table_params(place) - self._copied(place)
+        return _between(self._params_until, place) + norm + tables
 
     def _peak(self, place: CardPlace, device: Device, all_gradients: int) -> tuple[int, int]:
         """(activations, gradients) at the moment of a step in which they weigh most together."""
@@ -268,7 +284,7 @@ class Prices:
     def _largest_trained(self, place: CardPlace) -> int:
         """Parameters of the largest tensor that trains on the card."""
         largest = self.layer.largest_trained if place.num_layers else 0
-        if self.layer.full and (place.embeds or place.heads):
+        if self.layer.full and (place.embeds or (place.heads and not self._copied(place))):
             return max(largest, self.facts.vocab * self.facts.hidden)
         return largest
 
@@ -327,15 +343,26 @@ class Prices:
 
     def _top(self, place: CardPlace, device: Device) -> int:
         """The most that a moment needs above what is kept: a block's backward, or the loss."""
+        coded = self._codec_top(place)
         if not place.num_layers:
-            return self._loss_top() if place.heads else 0
+            return max(coded, self._loss_top() if place.heads else 0)
         blocks = self._blocks_on(device)
         top, product = blocks.top, self.layer.product_top(self.rows)
         if self.settings.recompute:
             block = self._block(place, device)
             top, product = blocks.repeated_top + block, product + block
-        top = max(top, product, self._loss_top() if place.heads else 0)
+        top = max(coded, top, product, self._loss_top() if place.heads else 0)
         return top - self.stored.buffer()  # counted beside the embeddings
+
+    def _codec_top(self, place: CardPlace) -> int:
+        """What coding a micro-batch needs for a moment: some tokens in float32, and its codes."""
+        first, last = place.stage == 0, place.stage == place.num_stages - 1
+        crosses = (place.takes_input and not first) or (place.gives_output and not last)
+        if not crosses or self.settings.compression.kind == "none":
+            return 0
+        number_bytes = self.layer.number_bytes
+        rows = self.tokens * self.boundary.row_bytes(number_bytes)
+        return self.boundary.codec_bytes(self.tokens, number_bytes) + rows
 
     def _block(self, place: CardPlace, device: Device) -> int:
         """What the heaviest block of a place keeps for its backward."""

@@ -26,7 +26,7 @@ All failures are SwarmError; once failed, every later call raises the first erro
 import os
 import threading
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import UTC, datetime
 from struct import pack, unpack
 from typing import Final, NamedTuple, Protocol
@@ -38,9 +38,10 @@ from torch import Tensor
 from torch._C._distributed_c10d import HashStore
 
 from stage_runtime.awaited import Awaited, Peer, RecvWork, SendWork, describe, difference, too_late
+from stage_runtime.codecs.crossing import Crossing, slices
 from stage_runtime.tensor_bytes import DTYPE_NAMES, bytes_of, fill
 from transport.errors import SwarmError
-from transport.frames import MAX_CONTROL_VALUES, VOTE, Direction, FrameRefused, Header, Kind
+from transport.frames import BASIS, MAX_CONTROL_VALUES, VOTE, Direction, FrameRefused, Header, Kind
 from transport.link import Link, LinkFailed, poller_of
 from transport.orders import StageOrder
 
@@ -132,12 +133,14 @@ class SwarmGroup(dist.ProcessGroup):
         """
         self._raise_if_failed()
         peer, (tensor,) = self._peers[dst], tensors
-        header = self._header(tensor, peer.outward, peer.num_sent)
+        header = self._header(tensor, peer, peer.outward)
         if header.micro_batch == VOTE:
             self._check_vote(int(tensor.item()), "this stage")
-        else:
-            peer.num_sent += 1
-        return SendWork(self, peer, peer.link.send(header, bytes_of(tensor)))
+            return SendWork(self, peer, peer.link.send(header, bytes_of(tensor)))
+        peer.num_sent += 1
+        peer.sent_bytes += header.payload_bytes
+        payload = peer.crossing.encode(tensor.detach())
+        return SendWork(self, peer, peer.link.send(header, payload))
 
     def recv(self, tensors: list[Tensor], src: int, tag: int) -> dist.Work:
         """Post a receive of one planned tensor from a neighbour; frames match in posting order.
@@ -147,13 +150,17 @@ class SwarmGroup(dist.ProcessGroup):
         """
         self._raise_if_failed()
         peer, (tensor,) = self._peers[src], tensors
-        header = self._header(tensor, peer.inward, peer.num_received)
+        header = self._header(tensor, peer, peer.inward)
         peer.num_received += header.micro_batch != VOTE
+        crossing = peer.crossing
 
         def take(payload: memoryview) -> None:
-            fill(tensor.detach(), payload)
             if header.micro_batch == VOTE:
+                fill(tensor.detach(), payload)
                 self._check_vote(int(tensor.item()), f"stage {src}")
+                return
+            peer.received_bytes += len(payload)
+            crossing.decode(payload, tensor.detach())
 
         awaited = Awaited(header, take)
         peer.awaited.append(awaited)
@@ -196,6 +203,40 @@ class SwarmGroup(dist.ProcessGroup):
         if before:
             self._send_values(before, totals)
         return totals
+
+    def cross(self, neighbour: int, crossing: Crossing) -> None:
+        """From now on what crosses to and from this neighbour does so in this way."""
+        self._peers[neighbour].crossing = crossing
+
+    def swap(
+        self, given: Mapping[int, Sequence[Tensor]], taken: Mapping[int, Sequence[Tensor]]
+    ) -> None:
+        """Send tensors to neighbours, and fill those that they send here. Both sides must know
+        dtypes and shapes; large ones go in slices. Meant for before the first step.
+
+        Raises:
+            SwarmError: the group has failed, or something else came.
+        """
+        self.check()
+        works: list[SendWork | RecvWork] = []
+        for stage, tensors in taken.items():
+            peer = self._peers[stage]
+            for part in slices(tensors):
+                awaited = Awaited(self._basis_header(part, peer.inward), _filling(part))
+                peer.awaited.append(awaited)
+                works.append(RecvWork(self, peer, awaited))
+        for stage, tensors in given.items():
+            peer = self._peers[stage]
+            for part in slices(tensors):
+                header = self._basis_header(part, peer.outward)
+                works.append(SendWork(self, peer, peer.link.send(header, bytes_of(part))))
+        for work in works:
+            work.wait()
+
+    def crossed(self, neighbour: int) -> tuple[int, int]:
+        """(sent, received) bytes of activations and gradients, each frame once, without headers."""
+        peer = self._peers[neighbour]
+        return peer.sent_bytes, peer.received_bytes
 
     def check(self) -> None:
         """Serve the links without waiting; raise if the run must stop. For block guards."""
@@ -282,16 +323,27 @@ class SwarmGroup(dist.ProcessGroup):
 
     # --- inside ---
 
-    def _header(self, tensor: Tensor, direction: Direction, micro_batch: int) -> Header:
+    def _header(self, tensor: Tensor, peer: Peer, direction: Direction) -> Header:
         """What the frame of this tensor says; refuses a tensor that no plan announces."""
         kind = TensorKind(tensor.dtype, tuple(tensor.shape))
+        is_out = direction is peer.outward
+        micro_batch = peer.num_sent if is_out else peer.num_received
+        wire = kind
         if kind == _VOTE_KIND:
             micro_batch = VOTE
         elif kind not in self._boundaries:
             self._refuse(f"the engine asks to move {_name(kind)}, which the plan does not announce")
+        else:
+            wire = TensorKind(*peer.crossing.on_wire(kind.dtype, kind.shape, outward=is_out))
         return Header(
             Kind.DATA, b"", 0, step=self._step, micro_batch=micro_batch, direction=direction,
-            dtype=DTYPE_NAMES[kind.dtype], shape=kind.shape,
+            dtype=DTYPE_NAMES[wire.dtype], shape=wire.shape,
+        )  # fmt: skip
+
+    def _basis_header(self, tensor: Tensor, direction: Direction) -> Header:
+        return Header(
+            Kind.DATA, b"", 0, step=self._step, micro_batch=BASIS, direction=direction,
+            dtype=DTYPE_NAMES[tensor.dtype], shape=tuple(tensor.shape),
         )  # fmt: skip
 
     def _check_vote(self, vote: int, who: str) -> None:
@@ -412,6 +464,10 @@ def find_cause(error: BaseException | None) -> SwarmError | None:
         seen.add(id(error))
         error = error.__cause__ or error.__context__
     return None
+
+
+def _filling(tensor: Tensor) -> Callable[[memoryview], None]:
+    return lambda payload: fill(tensor, payload)
 
 
 def _name(kind: TensorKind) -> str:

@@ -6,13 +6,15 @@ launcher (torchrun) has set the rendezvous variables, one stage a rank.
 
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
+from stage_runtime.codecs.crossing import Crossing
 from transport.errors import SwarmError
 from transport.orders import StageOrder
 
@@ -48,6 +50,21 @@ class StageGroup(Protocol):
 
     def close(self, drain_s: float = 2.0) -> None:
         """Let what is on its way arrive, then leave."""
+
+
+class CodingGroup(StageGroup, Protocol):
+    """A group whose tensors can cross as codes: Swarm's own, not torch's."""
+
+    def cross(self, neighbour: int, crossing: Crossing) -> None:
+        """From now on what crosses to and from this neighbour does so in this way."""
+
+    def swap(
+        self, given: Mapping[int, Sequence[Tensor]], taken: Mapping[int, Sequence[Tensor]]
+    ) -> None:
+        """Send tensors to neighbours, and fill those that they send here, before the first step."""
+
+    def crossed(self, neighbour: int) -> tuple[int, int]:
+        """(sent, received) bytes of activations and gradients, without frame headers."""
 
 
 class LauncherGroup:

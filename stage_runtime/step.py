@@ -23,6 +23,7 @@ from stage_runtime.optim import (
 )
 from stage_runtime.stage import StageModule
 from stage_runtime.stage_group import StageGroup
+from stage_runtime.tied import TiedTable
 from transport.errors import SwarmError
 from transport.orders import StageOrder
 
@@ -42,6 +43,8 @@ class RunningStage:
     device: torch.device
     """Of the stage's first block: where its input goes."""
     last_loss: float | None = None
+    tied: TiedTable | None = None
+    """When the first and the last stage train one table."""
 
 
 @dataclass(frozen=True)
@@ -89,6 +92,8 @@ def run_step(stage: RunningStage, step: int, batch: Batch | None) -> StepOutcome
     if stage.loss is not None and batch is not None:
         stage.loss.begin(batch.num_targets)
     stage.schedule.step(*_inputs(stage, batch), **_targets(stage, batch), return_outputs=False)
+    if stage.tied is not None:
+        stage.tied.gather()
     own = squared_norm(stage.trained)
     verdict = _exchange(stage, own)
     _stop_on_bad_loss(stage, step, verdict)
@@ -166,3 +171,5 @@ def _update(stage: RunningStage, rate: float, own_norm: float, pipeline_norm: fl
     scale_gradients(stage.trained.values(), clip_share(norm, settings.max_grad_norm))
     set_rate(stage.optimizer, rate)
     stage.optimizer.step()
+    if stage.tied is not None:
+        stage.tied.spread()

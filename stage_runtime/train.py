@@ -16,6 +16,7 @@ import torch
 
 from stage_runtime.adapters import digest_of, make_trainable
 from stage_runtime.batches import Batch, Sequences, indices_of_step, open_sequences
+from stage_runtime.boundaries import open_boundaries
 from stage_runtime.card_memory import CardMeter, device_of
 from stage_runtime.checkpoint import Checkpoint
 from stage_runtime.checkpoint_share import StageSpan
@@ -38,6 +39,7 @@ from stage_runtime.stage import (
 )
 from stage_runtime.stage_group import StageGroup, torch_group
 from stage_runtime.step import RunningStage, StepOutcome, run_step
+from stage_runtime.tied import tied_kinds, tied_table
 from transport.errors import SwarmError
 from transport.orders import StageOrder
 from transport.reports import Evaluated, MemoryMeasured, StageLoaded, StepDone
@@ -190,11 +192,16 @@ def _place(
 
 
 def boundary_of(run: LoadedRun) -> TensorKind:
-    """The one kind of tensor that crosses this stage's boundaries."""
+    """A micro-batch of hidden states: it crosses this stage's boundaries, as its gradient does."""
     settings = run.order.settings
     rows = settings.batch_size // settings.micro_batches
     shape = (rows, settings.seq_len, run.stage.facts.hidden)
     return TensorKind(DTYPES[settings.dtype], shape)
+
+
+def crossing_kinds(run: LoadedRun) -> list[TensorKind]:
+    """Every kind of tensor that crosses this stage's boundaries."""
+    return [boundary_of(run), *tied_kinds(run.stage, run.order)]
 
 
 def train(run: LoadedRun, group: StageGroup, report: Report, work_folder: Path) -> SavedFile:
@@ -205,6 +212,7 @@ def train(run: LoadedRun, group: StageGroup, report: Report, work_folder: Path) 
     """
     order, meter = run.order, run.meter
     with meter.counting():
+        open_boundaries(order, run.stage.facts.hidden, group)
         stage = _assemble(run, group)
         if order.evaluate_base:
             _evaluate(run, stage, "base", 0, report)
@@ -249,6 +257,7 @@ def _assemble(run: LoadedRun, group: StageGroup) -> RunningStage:
         trained=run.trained,
         optimizer=adamw(run.trained, first),
         device=first,
+        tied=tied_table(run.stage, order, torch_group(group)),
     )
 
 

@@ -21,6 +21,7 @@ import torch
 from huggingface_hub.utils.tqdm import disable_progress_bars
 from transformers.utils import logging as transformers_logging
 
+from stage_runtime.boundaries import crossed
 from stage_runtime.card_memory import cannot_fit
 from stage_runtime.channel import Channel, ReportedLog
 from stage_runtime.checkpoint import Checkpoint
@@ -29,7 +30,7 @@ from stage_runtime.leader_files import LeaderAccess, fetch_token_file
 from stage_runtime.process_group import Paused, find_cause, make_group
 from stage_runtime.result import SavedFile, upload
 from stage_runtime.stage_group import LauncherGroup, StageGroup
-from stage_runtime.train import LoadedRun, boundary_of, load, span_of, train
+from stage_runtime.train import LoadedRun, crossing_kinds, load, span_of, train
 from transport.direct import PipelineLinks
 from transport.errors import SwarmError
 from transport.link import LinkName
@@ -212,7 +213,7 @@ class _Worker:
         if self.order.num_stages > 1:
             links = self.control.wait_for_links(self.order.settings.link_timeout_s)
             self.links.connect(links)
-        return make_group(self.order, self.links, [boundary_of(loaded)])
+        return make_group(self.order, self.links, crossing_kinds(loaded))
 
     def _bring(self, saved: SavedFile) -> None:
         if self.leader.url:
@@ -224,6 +225,7 @@ class _Worker:
             StageDone,
             sent_bytes=self.group.sent_bytes,
             received_bytes=self.group.received_bytes,
+            crossed=crossed(self.order, self.group),
         )
 
     def end(self, error: BaseException) -> int:

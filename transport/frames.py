@@ -26,6 +26,8 @@ HEADER_BYTES: Final = _HEADER.size
 MAX_RANK: Final = 4
 VOTE: Final = 0xFFFF
 """The micro-batch number of the engine's static-shape vote, which belongs to no micro-batch."""
+BASIS: Final = 0xFFFE
+"""The micro-batch number of what a codec is calibrated to, sent once before the first step."""
 MAX_CONTROL_VALUES: Final = 64
 MAX_REASON_BYTES: Final = 500
 _CRC_AT: Final = HEADER_BYTES - 4

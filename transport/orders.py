@@ -38,6 +38,20 @@ class LoraSettings(Model):
     """Module names inside a layer, e.g. "q_proj"; explicit for every family."""
 
 
+class CompressionSettings(Model):
+    """What crosses between two stages, the same both ways and at every boundary."""
+
+    kind: Literal["none", "fixed_int8", "fixed_int4", "rotation", "learned"] = "none"
+    """none: the layers' own numbers. fixed_int8, fixed_int4: codes with a scale a token.
+    rotation: principal components of what crosses, `bits` a value on average, a scale a token.
+    learned: `dim` trained values a token in 8-bit codes with a scale.
+    """
+    bits: Annotated[int, Field(ge=0, le=16)] = 0
+    """Of a code (fixed, learned), or a value's average share of a token's bytes (rotation)."""
+    dim: Count = 0
+    """Values a token of a learned bottleneck; 0 for other kinds."""
+
+
 class TrainSettings(Model):
     """How a job trains: the answer to a JobConfig. The same for every stage."""
 
@@ -73,6 +87,7 @@ class TrainSettings(Model):
     """How the frozen projections are stored; they compute in dtype. nf4 has its scales quantized
     once more (double quantization). Only with method "lora".
     """
+    compression: CompressionSettings = CompressionSettings()
 
 
 class TokenFile(Model):

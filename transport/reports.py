@@ -104,12 +104,24 @@ class AdapterSaved(FromStage):
     size_bytes: Bytes
 
 
+class Crossed(Told):
+    """What a boundary carried over the whole run: activations and gradients, each frame once,
+    without headers.
+    """
+
+    neighbour: Count
+    """The stage on its other side."""
+    sent_bytes: Bytes
+    received_bytes: Bytes
+
+
 class StageDone(FromStage):
     """The stage has finished the job and its process ends."""
 
     kind: Literal["done"] = "done"
     sent_bytes: Bytes
     received_bytes: Bytes
+    crossed: Annotated[list[Crossed], Field(max_length=2)] = []
 
 
 class StageFailed(FromStage):

@@ -40,6 +40,9 @@ COMMANDS: dict[str, Own] = {
     "fellow": Own(f"{_CLI}.join", "fellow", "Run this machine, which has joined before."),
     "leader": Own(f"{_CLI}.leader", "leader", "Run a leader; back its data up."),
     "demo": Own(f"{_CLI}.demo", "demo", "A leader and three fellows on this machine, training."),
+    "rehearse": Own(
+        f"{_CLI}.rehearse", "rehearse", "Let a pool on this machine go through troubles."
+    ),
     "mcp": Own(f"{_CLI}.mcp", "mcp", "Serve the leader's tools to an agent over stdio."),
     "signin": Own(f"{_CLI}.signin", "signin", "A one-time link that opens the console."),
     "config": Own(f"{_CLI}.config", "config", "Settings, and where each comes from."),

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from control.planning import compression
 from control.planning.usable import Card
 from stage_runtime.costs import loss_chunk_tokens, runs_1f1b
 from stage_runtime.model_facts import ModelFacts
@@ -65,10 +66,7 @@ def refuse_not_offered(config: JobConfig, facts: ModelFacts) -> None:
             f"a full fine-tune cannot train weights stored in {bits} bits",
             "use method lora, or model.quantization none",
         )
-    if config.compression.kind != "none":
-        raise _refusal(
-            f"compression.kind {config.compression.kind} is not offered yet", 'use "none"'
-        )
+    compression.refuse(config)
     if config.data.dataset is not None:
         raise _refusal("data.dataset is not offered yet", "put the data into a bucket")
     _refuse_long(config, facts)
@@ -219,6 +217,7 @@ def settings(asked: Asked, batch: int, saving: Saving) -> TrainSettings:
         eval_sequences=train.eval_sequences,
         backend=train.backend,
         loss_chunk_tokens=loss_chunk_tokens(asked.facts.vocab),
+        compression=compression.resolve(config, asked.facts, asked.num_stages),
     )
     changed: dict[str, object] = {}
     if asked.whole_logits:
@@ -276,6 +275,8 @@ def explain(asked: Asked, made: TrainSettings, why_format: str) -> list[Chosen]:
         f"1f1b needs at least as many micro-batches as stages: {made.micro_batches} for "
         f"{asked.num_stages}",
     )
+    why_kind = compression.reason(config, made, asked.num_stages)
+    tell(bool(why_kind), "compression.kind", made.compression.kind, why_kind)
     _explain_rate(asked, made, tell)
     tell(
         train.recompute is None,

@@ -112,7 +112,7 @@ class Course:
                 lambda stage, first, count: self._cut_s(order, held, stage, first, count),
                 stages, self.num_layers, pace.parts, net.floor_s,
             )  # fmt: skip
-        return found and Best(found.seconds + net.fill_s, found.counts)
+        return found and Best(found.seconds + net.fill_s + net.tied_s, found.counts)
 
     def curve(
         self,

@@ -8,14 +8,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
+from control.planning import compression
 from control.planning.split import FellowCards, PlacedCard, Split
 from control.planning.usable import Card
 from stage_runtime.model_facts import ModelFacts
+from stage_runtime.tied_costs import crossing_bytes
 from transport.orders import TrainSettings
 from transport.units import human_seconds
 
 _HALF = ("bfloat16", "float16")
-_NUMBER_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 
 @dataclass(frozen=True)
@@ -70,6 +71,8 @@ class Network:
     """The busiest line: each further micro-batch costs at least this."""
     limiting: str = ""
     """That line, in words."""
+    tied_s: float = 0.0
+    """Once a step: a table that the first and the last stage share, there and back."""
 
 
 @dataclass(frozen=True)
@@ -95,8 +98,8 @@ class Pace:
 
     @property
     def hidden_bytes(self) -> int:
-        """Of a micro-batch, across a boundary, in one direction."""
-        return self.tokens * self.facts.hidden * _NUMBER_BYTES[self.settings.dtype]
+        """Of a micro-batch, across a boundary, in one direction, as codes where there are any."""
+        return self.tokens * compression.Crossed(self.facts, self.settings).row_bytes
 
     def seconds(self, card: Card, params: int) -> float:
         """Of one micro-batch forward and backward through so many parameters.
@@ -140,7 +143,22 @@ class Pace:
                 lines[told] = size / link.bytes_per_s
                 self._add_own_lines(lines, sender, taker, size)
         worst = max(lines, key=lambda name: lines[name])
-        return Network(fill, lines[worst], worst)
+        return Network(fill, lines[worst], worst, self._tied_s(names))
+
+    def _tied_s(self, names: Sequence[str]) -> float:
+        """Of a shared table's gradient on its way back, and of its new values on their way: pieces
+        follow each other through all links, so the slowest one counts, once in each direction.
+        """
+        size = crossing_bytes(self.facts, self.settings, len(names))
+        if not size or self.links is None:
+            return 0.0
+        pairs = list(pairwise(names))
+        there = [self.links.between(one, other) for one, other in pairs]
+        back = [self.links.between(other, one) for one, other in pairs]
+        return sum(
+            max(size / link.bytes_per_s for link in way if link is not None)
+            for way in (there, back)
+        )
 
     def _add_own_lines(self, lines: dict[str, float], sender: str, taker: str, size: float) -> None:
         """An inner fellow's one line carries what it sends to both neighbours."""
@@ -169,7 +187,8 @@ class Pace:
         """The predicted step of a split."""
         stages = [self.stage_s(stage) for stage in split.stages]
         net = self.network(names_of(split), share)
-        return sum(stages) + net.fill_s + (self.parts - 1) * max(*stages, net.floor_s, 0.0)
+        once = net.fill_s + net.tied_s
+        return sum(stages) + once + (self.parts - 1) * max(*stages, net.floor_s, 0.0)
 
 
 def names_of(split: Split) -> list[str]:
@@ -187,19 +206,29 @@ def network_line(pace: Pace, split: Split) -> str:
     if pace.links is None or len(names) < 2:
         return ""
     net, step = pace.network(names), pace.step_s(split)
-    saved = 1 - pace.step_s(split, COMPRESSED) / step
     slowest = max(map(pace.stage_s, split.stages))
     words = net.limiting
     for stage in split.stages:
         fellow = stage[0].card.fellow
         words = words.replace(fellow.fellow_id, fellow.hostname)
     held = "limits the step" if net.floor_s > slowest else "is the slowest line, hidden by compute"
-    pays = "pays" if saved >= PAYS else "does not pay"
     return (
         f"{words} {held}: {human_seconds(net.floor_s)} a micro-batch against "
-        f"{human_seconds(slowest)} of compute; compression to a quarter {pays} "
-        f"({100 * saved:.0f} % shorter)"
+        f"{human_seconds(slowest)} of compute; {_pays(pace, split, step)}"
     )
+
+
+def _pays(pace: Pace, split: Split, step: float) -> str:
+    """Whether compression would shorten the step, or does."""
+    kind = pace.settings.compression.kind
+    if kind == "none":
+        saved = 1 - pace.step_s(split, COMPRESSED) / step
+        pays = "pays" if saved >= PAYS else "does not pay"
+        return f"compression to a quarter {pays} ({100 * saved:.0f} % shorter)"
+    share = compression.Crossed(pace.facts, pace.settings).share
+    saved = 1 - step / pace.step_s(split, 1 / share)
+    pays = "pays" if saved >= PAYS else "does not pay"
+    return f"{kind} {pays} ({100 * saved:.0f} % shorter than without)"
 
 
 def pace_of(

@@ -23,7 +23,7 @@ offered yet) raises SwarmError invalid-input; a job that must wait is a Plan wit
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from control.planning import auto
+from control.planning import auto, compression
 from control.planning.plan import Plan
 from control.planning.price_book import PriceBook
 from control.planning.search import Ask, LeftOut, PlannedModel, search
@@ -36,8 +36,6 @@ from stage_runtime.model_facts import ModelFacts
 from transport.api.job_config import JobConfig
 from transport.api.plans import DataShape
 from transport.errors import SwarmError
-
-_ONE_FELLOW = "a full fine-tune of a model whose head is its embedding runs on one fellow"
 
 
 def place(
@@ -63,10 +61,10 @@ def place(
     return smaller if smaller.fits or smaller.stages else plan
 
 
-def _offers(inventory: Inventory, feature: str) -> bool:
-    return any(
-        one.heartbeat is not None and feature in one.heartbeat.machine.features for one in inventory
-    )
+def _offers(inventory: Inventory, stored: str) -> bool:
+    """Whether a card of the pool has proved that it keeps weights in this format."""
+    beats = [one.heartbeat for one in inventory if one.heartbeat is not None]
+    return any(stored in card.number_formats for beat in beats for card in beat.cards)
 
 
 @dataclass(frozen=True)
@@ -182,12 +180,6 @@ def _pins(config: JobConfig, facts: ModelFacts) -> Pins:
             f"and max_workers {most}",
             hint="name one boundary fewer than fellows, or leave layer_index out",
         )
-    if stages > 1 and _one_fellow_only(config, facts):
-        raise SwarmError(
-            "invalid-input",
-            f"{_ONE_FELLOW}, but this job asks for {stages}",
-            hint="use method lora, or let one fellow take it",
-        )
     if stages > min(MAX_FELLOWS, facts.num_layers):
         raise SwarmError(
             "invalid-input",
@@ -196,11 +188,6 @@ def _pins(config: JobConfig, facts: ModelFacts) -> Pins:
             hint=f"set min_workers to {min(MAX_FELLOWS, facts.num_layers)} or less",
         )
     return pins
-
-
-def _one_fellow_only(config: JobConfig, facts: ModelFacts) -> bool:
-    """Two stages would train two copies of a tied embedding apart."""
-    return config.method == "full" and facts.tied
 
 
 def _refuse_short_data(config: JobConfig, data: DataShape | None) -> None:
@@ -224,7 +211,10 @@ def _usable(
         floor_bytes=_floor(facts, config, named or "bfloat16", quantization),
         number_format=named,
         exclude=frozenset(config.exclude_cards),
-        features=frozenset({"stage", config.method} | ({quantization} - {"none"})),
+        stored=quantization,
+        features=frozenset(
+            {"stage", config.method} | compression.features(config)
+        ),
     )
     cards = examine(inventory, wanted)
     able = [card for card in cards if not card.reason]
@@ -267,8 +257,6 @@ def _chosen(ask: Ask, fellows: list[FellowCards], left_out: LeftOut) -> list[Fel
         caps.append(
             (config.min_workers, f"use_all_workers is off, min_workers {config.min_workers}")
         )
-    if _one_fellow_only(config, ask.model.facts):
-        caps.append((1, _ONE_FELLOW))
     if ask.pins.counts:
         caps.append((len(ask.pins.counts), f"layer_index makes {len(ask.pins.counts)} stages"))
     most, why = min(caps, key=lambda cap: cap[0])

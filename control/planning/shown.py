@@ -6,6 +6,7 @@ Pure. Nothing is decided or priced here.
 from collections.abc import Sequence
 
 from control.planning import auto
+from control.planning.compression import Crossed
 from control.planning.disk import disk_free, span_of
 from control.planning.longest import longest_held
 from control.planning.pace import Pace, network_line, pace_of, unmeasured
@@ -22,7 +23,15 @@ from control.planning.summary import (
 )
 from control.planning.terms import Terms
 from control.planning.usable import Card
-from transport.api.plans import Chosen, DataShape, Layout, PlannedCard, PlannedStage, PlanView
+from transport.api.plans import (
+    Boundary,
+    Chosen,
+    DataShape,
+    Layout,
+    PlannedCard,
+    PlannedStage,
+    PlanView,
+)
 from transport.orders import CardShare, TrainSettings
 from transport.units import human_bytes, human_seconds
 
@@ -74,6 +83,19 @@ def _layout(ask: Ask, found: Found, settings: TrainSettings) -> Layout:
         step_is="unknown" if step_s is None else "estimated",
         bound_s=found.bound_s,
         network=network_line(pace, made) if pace is not None else "",
+        boundary=_boundary(ask, made, settings),
+    )
+
+
+def _boundary(ask: Ask, made: Split, settings: TrainSettings) -> Boundary | None:
+    if len(made.stages) < 2:
+        return None
+    crossed = Crossed(ask.model.facts, settings)
+    return Boundary(
+        kind=settings.compression.kind,
+        token_bytes=crossed.row_bytes,
+        step_bytes=crossed.step_bytes,
+        share=crossed.share,
     )
 
 
@@ -208,6 +230,8 @@ def _notes(ask: Ask, found: Found, settings: TrainSettings) -> list[str]:
             f"1f1b refuses fewer micro-batches ({settings.micro_batches}) than stages "
             f"({len(made.stages)}): gpipe is used"
         )
+    if settings.compression.kind != "none":
+        notes.append(Crossed(ask.model.facts, settings).line())
     silent = unmeasured([one.card for one in made.cards])
     if silent:
         notes.append(

@@ -14,6 +14,8 @@ SPREAD = [
     Point("llama-untied-72", 2, 4, method="full", layout="ragged"),
     Point("llama-untied-72", 3, 2, method="full", clips=False),
     Point("llama", 1, 2, method="full", layout="ragged"),  # tied, alone: one shared parameter
+    Point("llama", 3, 4, method="full", layout="ragged"),  # tied over three
+    Point("gemma2", 2, 2, method="full", clips=False),
     Point("qwen3", 2, 1, layout="ragged", clips=False),
     Point("qwen3", 3, 4),
     Point("gpt2", 2, 2),

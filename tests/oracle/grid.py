@@ -24,7 +24,6 @@ CLIP = 0.05
 """Far below the norms of these runs: it acts in every step."""
 ADOPTED: dict[str, int] = {}
 """Real models that were named on the command line, and their vocabularies."""
-TIED = ("llama", "qwen3", "gemma3", "gemma2", "gpt2")
 
 
 @dataclass(frozen=True)
@@ -67,7 +66,6 @@ def whole_grid() -> list[Point]:
         for method in ("lora", "full"):
             counts: tuple[int, ...] = (1, 2, 3)
             counts += (num_layers_of(model),) if model == "llama-untied-72" else ()
-            counts = (1,) if method == "full" and model in TIED else counts
             points += [
                 Point(model, stages, micro_batches, method, clips, layout)
                 for layout in ("packed", "ragged")

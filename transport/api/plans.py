@@ -84,6 +84,18 @@ class Chosen(Model):
     reason: str
 
 
+class Boundary(Model):
+    """What crosses between two stages; the same at every boundary and both ways."""
+
+    kind: str
+    """Of compression."""
+    token_bytes: int
+    step_bytes: int
+    """Each way, without frame headers (72 bytes a micro-batch); what the links count."""
+    share: float
+    """Of the bytes without compression."""
+
+
 class Layout(Model):
     stages: list[PlannedStage]
     limit: str
@@ -99,6 +111,8 @@ class Layout(Model):
     """
     network: str = ""
     """The line that limits a step, or that compression would pay; "" when links have no figures."""
+    boundary: Boundary | None = None
+    """Null with one stage."""
 
 
 class Offer(Model):

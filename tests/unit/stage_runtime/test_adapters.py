@@ -88,13 +88,18 @@ def test_only_adapters_train_and_a_full_fine_tune_trains_all(ground: Ground) -> 
     assert all(w.requires_grad for w in weights.values())
 
 
-def test_a_tied_model_is_not_fine_tuned_whole_over_several_stages(ground: Ground) -> None:
-    stage = load_stage(
-        open_checkpoint(ground.model("llama")), StageSpan(0, 2, True, False), torch.float32
-    )
-    with pytest.raises(SwarmError, match="two copies") as refusal:
-        make_trainable(stage, some_settings(method="full", lora=None))
-    assert refusal.value.code == "invalid-input"
+def test_a_table_on_two_stages_belongs_to_the_first_and_has_a_gradient_on_the_last(
+    ground: Ground,
+) -> None:
+    checkpoint = open_checkpoint(ground.model("llama"))
+    settings, names = some_settings(method="full", lora=None), list[str]()
+    for span in (StageSpan(0, 2, True, False), StageSpan(3, 5, False, True)):
+        stage = load_stage(checkpoint, span, torch.float32)
+        names += make_trainable(stage, settings)
+    assert len(names) == len(set(names))
+    assert "lm_head.weight" not in names
+    assert stage.head is not None
+    assert stage.head.weight.requires_grad
 
 
 def test_a_target_that_the_family_lacks_is_refused_with_those_it_has(ground: Ground) -> None:

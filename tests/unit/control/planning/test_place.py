@@ -95,7 +95,7 @@ def _drawn_pool(drawn: list[Any]) -> list[FellowNow]:
 )
 def test_every_plan_is_sound(drawn: list[Any], layers: int, batch: Any, method: str) -> None:
     pool = _drawn_pool(drawn)
-    model = a_model(num_hidden_layers=layers, tie_word_embeddings=False)
+    model = a_model(num_hidden_layers=layers, tie_word_embeddings=layers % 2 == 0)
     job = a_job(train__batch_size=batch, method=method)
     plan = place(model, job, pool)
     _assert_sound(plan, layers)
@@ -204,7 +204,6 @@ def test_the_two_largest_take_the_ends_when_the_tables_fit_nowhere_else() -> Non
         ({"max_workers": 2}, 2, "not needed: max_workers is 2"),
         ({"use_all_workers": False}, 1, "not needed: use_all_workers is off, min_workers 1"),
         ({"layer_index": [10]}, 2, "not needed: layer_index makes 2 stages"),
-        ({"method": "full"}, 1, "not needed: a full fine-tune"),
     ],
 )
 def test_no_more_fellows_than_asked_for_and_those_with_the_most_room(
@@ -214,6 +213,15 @@ def test_no_more_fellows_than_asked_for_and_those_with_the_most_room(
     assert plan.fits
     assert len(plan.stages) == stages
     assert _reasons(plan)["host-a"].startswith(why)
+
+
+def test_a_full_fine_tune_of_a_tied_model_takes_several_fellows_and_one_set_of_moments() -> None:
+    job = a_job(method="full", train__batch_size=2, model__dtype="float32")
+    plan = place(a_model(), job, a_pool(2.0, 2.0, 2.0))
+    assert plan.fits
+    assert len(plan.stages) == 3
+    moments = [sum(s.bytes for card in _used(plan) for s in card.segments if s.kind == "optimizer")]
+    assert sum(moments) == 8 * a_model().facts.total_params
 
 
 def test_no_more_than_16_fellows_and_no_more_than_layers() -> None:
@@ -246,7 +254,6 @@ def test_boundaries_are_where_they_are_pinned() -> None:
         {"layer_index": [5, 12], "max_workers": 2},
         {"layer_index": [5], "min_workers": 3},
         {"min_workers": 31},
-        {"method": "full", "min_workers": 2},
         {"exclude_cards": ["f-zzzzzzzz:0"]},
     ],
 )

@@ -1,0 +1,1 @@
+"""What crosses a boundary as codes instead of the layers' own numbers."""

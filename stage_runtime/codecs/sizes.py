@@ -1,0 +1,62 @@
+"""How many bytes each kind of compression puts on a link, and what it holds on a card.
+
+Pure arithmetic, torch-free: the planner, the prices and the codecs themselves read it here, so
+that what was planned is what a link counts.
+"""
+
+from dataclasses import dataclass
+from typing import Final
+
+from transport.orders import CompressionSettings
+
+SCALE_BYTES: Final = 2
+"""One bfloat16 a token: the range of float32; values are divided by the rounded scale."""
+GROUP: Final = 8
+"""Neighbouring components that get the same bits: eight codes of b bits are exactly b bytes."""
+MOST_BITS: Final = 16
+CALIBRATION_TOKENS: Final = 16_384
+SAMPLE_ROWS: Final = 2_048
+"""Rows of the calibration that are kept whole, to fit steps and bits to them."""
+CHUNK_ROWS: Final = 512
+"""Tokens that are coded at once: it bounds what a codec needs for a moment."""
+
+
+@dataclass(frozen=True)
+class BoundarySizes:
+    """Of one kind of compression at one hidden width."""
+
+    kind: CompressionSettings
+    hidden: int
+
+    @property
+    def width(self) -> int:
+        """Values a token that the engine hands to a link."""
+        return self.kind.dim if self.kind.kind == "learned" else self.hidden
+
+    def row_bytes(self, number_bytes: int) -> int:
+        """Bytes a token on the link, one way; number_bytes: of the layers' own format."""
+        match self.kind.kind:
+            case "none":
+                return number_bytes * self.hidden
+            case "rotation":
+                return rotation_row_bytes(self.hidden, self.kind.bits)
+            case _:
+                return fixed_row_bytes(self.width, self.kind.bits)
+
+    def codec_bytes(self, tokens: int, number_bytes: int) -> int:
+        """What coding or decoding so many tokens needs for a moment."""
+        if self.kind.kind == "none":
+            return 0
+        # Values in float32 before and after, codes in 64 bits while they are packed.
+        each = 24 if self.kind.kind == "rotation" else 12 + number_bytes
+        return min(tokens, CHUNK_ROWS) * each * self.width
+
+
+def fixed_row_bytes(width: int, bits: int) -> int:
+    """One scale, and `width` codes of 4 or 8 bits."""
+    return SCALE_BYTES + -(-width * bits // 8)
+
+
+def rotation_row_bytes(hidden: int, bits: int) -> int:
+    """A token's whole share, its scale included: bits / 16 of what float16 takes."""
+    return hidden * bits // 8

@@ -1,0 +1,142 @@
+"""References of a run whose boundaries carry codes: the same codec, both ways, after the layer
+before each boundary, in one process.
+
+`train` is plain transformers and peft, micro-batch by micro-batch: the last bits of a value depend
+on how it was computed, and for one that lies on the edge between two codes they decide a whole
+step of the scale. So it agrees to a few of those, not to rounding. `own_losses` computes with the
+stage's own blocks and loss, one stage holding all layers: it must agree to the last bit.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from stage_runtime.batches import Sequences, indices_of_step
+from stage_runtime.checkpoint import open_checkpoint
+from stage_runtime.codecs.scaled import Codec
+from stage_runtime.optim import learning_rate
+from stage_runtime.process_group import make_group
+from stage_runtime.step import run_step
+from stage_runtime.train import _assemble, _batch, boundary_of, load
+from tests.oracle.one_process import Reference, losses_of, plain_model
+from tests.oracle.stages import Case
+from transport.direct import PipelineLinks
+from transport.link import LinkName
+from transport.orders import TrainSettings
+
+
+@dataclass(frozen=True)
+class Ways:
+    """The codecs of one boundary."""
+
+    forward: Codec
+    backward: Codec
+
+
+def through(codec: Codec, tensor: Tensor) -> Tensor:
+    """What arrives of a tensor that crosses as codes."""
+    rows = tensor.detach().reshape(-1, tensor.shape[-1])
+    arrived = torch.empty_like(rows)
+    codec.decode(codec.encode(rows), arrived)
+    return arrived.view_as(tensor)
+
+
+class _Crossing(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, hidden: Tensor, ways: Ways) -> Tensor:
+        ctx.ways = ways
+        return through(ways.forward, hidden)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Any:
+        return through(ctx.ways.backward, grads[0]), None
+
+
+def put_boundaries(layers: Any, boundaries: Mapping[int, Ways]) -> list[Any]:
+    """Let the input of each named layer cross; returns the hooks' handles."""
+
+    def hook(ways: Ways) -> Callable[..., Any]:
+        return lambda _module, _given, out: _Crossing.apply(out, ways)  # type: ignore[no-untyped-call]
+
+    return [
+        layers[layer - 1].register_forward_hook(hook(ways)) for layer, ways in boundaries.items()
+    ]
+
+
+def layers_of(model: Any) -> Any:
+    """The blocks of a causal model, with or without adapters."""
+    lists = [m for m in model.modules() if isinstance(m, torch.nn.ModuleList)]
+    return max(lists, key=len)
+
+
+def train(
+    folder: Path, sequences: Sequences, settings: TrainSettings, boundaries: Mapping[int, Ways]
+) -> Reference:
+    """Train as the order says, in one process, with the boundaries' codes."""
+    torch.set_num_threads(1)
+    model = plain_model(folder, settings)
+    put_boundaries(layers_of(model), boundaries)
+    told = Reference(model=model)
+    rows = settings.batch_size // settings.micro_batches
+    told.base = held_out(model, sequences, settings, rows)
+    weights = [weight for weight in model.parameters() if weight.requires_grad]
+    optimizer = torch.optim.AdamW(weights, lr=settings.learning_rate, eps=1e-8, weight_decay=0.0)
+    for step in range(1, settings.steps + 1):
+        model.train()
+        indices = indices_of_step(
+            settings.seed, step, settings.batch_size, sequences.file.train_sequences
+        )
+        targets = sequences.batch(indices, settings.seq_len).num_targets
+        loss_sum = 0.0
+        for first in range(0, len(indices), rows):
+            batch = sequences.batch(indices[first : first + rows], settings.seq_len)
+            total, _ = losses_of(model, batch)
+            (total / targets).backward()  # type: ignore[no-untyped-call]
+            loss_sum += float(total.detach())
+        limit = settings.max_grad_norm or float("inf")
+        told.norms.append(float(torch.nn.utils.clip_grad_norm_(weights, limit)))
+        for group in optimizer.param_groups:
+            group["lr"] = learning_rate(settings, step)
+        optimizer.step()
+        optimizer.zero_grad()
+        told.losses.append(loss_sum / targets)
+    told.trained = held_out(model, sequences, settings, rows)
+    return told
+
+
+def held_out(
+    model: Any, sequences: Sequences, settings: TrainSettings, rows: int
+) -> tuple[float, float]:
+    """(mean loss, accuracy) over the held-out sequences, in micro-batches as a run has them."""
+    model.eval()
+    total, right, count = 0.0, 0, 0
+    chosen = sequences.held_out(settings.eval_sequences)
+    chosen += [-1] * (-len(chosen) % rows)
+    with torch.no_grad():
+        for first in range(0, len(chosen), rows):
+            batch = sequences.batch(chosen[first : first + rows], settings.seq_len)
+            loss, hits = losses_of(model, batch)
+            total, right, count = total + float(loss), right + int(hits), count + batch.num_targets
+    return total / max(1, count), right / max(1, count)
+
+
+def own_losses(
+    case: Case, folder: Path, token_file: Path, boundaries: Mapping[int, Ways]
+) -> list[float]:
+    """Losses of the same steps by one stage of ours that holds all layers."""
+    torch.set_num_threads(1)
+    (order,) = case.orders([(0, case.num_layers - 1)])
+    run = load(order, open_checkpoint(folder), token_file, lambda *_, **__: None, 0)
+    links = PipelineLinks.open(LinkName(order.job_id, 1, 0, 0), 1, "127.0.0.1")
+    group = make_group(order, links, [boundary_of(run)])
+    try:
+        stage = _assemble(run, group)
+        put_boundaries(run.stage.blocks, boundaries)
+        steps = range(1, order.settings.steps + 1)
+        return [run_step(stage, step, _batch(run, step)).loss for step in steps]
+    finally:
+        group.close()

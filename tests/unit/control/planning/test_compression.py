@@ -1,0 +1,96 @@
+"""What crosses between stages is planned to the byte, refused in a sentence, and paid for."""
+
+from typing import Any
+
+import pytest
+
+from control.planning.place import place
+from control.planning.plan import Plan
+from tests.unit.control.planning.papers import NEMOTRON, a_model_job, machine, on_paper
+from tests.unit.control.planning.pools import a_fellow, a_job, a_model
+from transport.errors import SwarmError
+
+ABLE = ["stage", "lora", "full", "fixed_int8", "fixed_int4"]
+
+
+def _plan(kind: str, fellows: int = 2, dtype: str = "bfloat16", **job: Any) -> Plan:
+    pool = [a_fellow(letter, features=ABLE) for letter in "abc"[:fellows]]
+    model = {"id": "local:demo", "dtype": dtype}
+    compression = {"kind": kind} | job.pop("compression", {})
+    asked = a_job(
+        model=model, train__batch_size=4, train__seq_len=64, compression=compression, **job
+    )
+    return place(a_model(), asked, pool)
+
+
+@pytest.mark.parametrize(
+    ("kind", "dtype", "token_bytes"),
+    [
+        ("none", "float32", 2304),
+        ("none", "bfloat16", 1152),
+        ("fixed_int8", "bfloat16", 578),
+        ("fixed_int4", "float32", 290),
+    ],
+)
+def test_a_plan_says_what_crosses_each_boundary(kind: str, dtype: str, token_bytes: int) -> None:
+    boundary = _plan(kind, dtype=dtype).view.layout.boundary
+    assert boundary is not None
+    assert (boundary.kind, boundary.token_bytes) == (kind, token_bytes)
+    assert boundary.step_bytes == 4 * 64 * token_bytes
+
+
+def test_one_stage_compresses_nothing_and_says_why() -> None:
+    view = _plan("fixed_int8", fellows=1).view
+    assert view.settings is not None
+    assert view.settings.compression.kind == "none"
+    assert view.layout.boundary is None
+    told = [one for one in view.chosen if one.setting == "compression.kind"]
+    assert told[0].reason == "one stage: nothing crosses a boundary"
+
+
+def test_a_fellow_that_cannot_code_is_left_out_and_named() -> None:
+    old = a_fellow("c")
+    plan = place(
+        a_model(),
+        a_job(compression={"kind": "fixed_int8"}),
+        [a_fellow("a", features=ABLE), a_fellow("b", features=ABLE), old],
+    )
+    left = {card.hostname: card.reason for card in plan.view.cards if not card.used}
+    assert "cannot do fixed_int8" in left["host-c"]
+    assert len(plan.stages) == 2
+
+
+@pytest.mark.parametrize(
+    ("job", "says"),
+    [
+        ({"compression": {"kind": "fixed_int8", "bits": 4}}, "is 8 by its name"),
+        ({"compression": {"kind": "none", "bits": 4}}, "cannot be chosen"),
+        ({"compression": {"kind": "fixed_int4", "bottleneck_dim": 64}}, "has no meaning"),
+        ({"compression": {"kind": "fixed_int4"}, "train__backend": "gloo"}, "backend swarm"),
+    ],
+)
+def test_numbers_that_mean_nothing_are_refused(job: dict[str, Any], says: str) -> None:
+    with pytest.raises(SwarmError) as refusal:
+        place(a_model(), a_job(**job), [a_fellow("a", features=ABLE)])
+    assert refusal.value.code == "invalid-input"
+    assert says in refusal.value.message
+    assert refusal.value.hint
+
+
+def test_the_network_s_line_says_whether_the_codes_pay() -> None:
+    def step(kind: str, rate: float) -> tuple[float, str]:
+        line = {"up_bytes_per_s": rate, "down_bytes_per_s": 4 * rate}
+        pool = on_paper(
+            NEMOTRON, machine("atlas", "RTX 4090", **line), machine("borealis", "RTX 4090", **line)
+        )
+        job = a_model_job(
+            NEMOTRON, 4, train__batch_size=8, train__seq_len=512, compression={"kind": kind}
+        )
+        layout = pool.place(job).view.layout
+        return layout.step_s or 0.0, layout.network
+
+    plain, _ = step("none", 2.5e6)
+    coded, words = step("fixed_int8", 2.5e6)
+    assert coded < 0.7 * plain
+    assert "fixed_int8 pays" in words
+    assert "fixed_int8 does not pay" in step("fixed_int8", 1.25e10)[1]
