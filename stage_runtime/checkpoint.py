@@ -43,9 +43,7 @@ class Checkpoint:
     facts: ModelFacts
     files: dict[str, Tensors]
 
-    def read(
-        self, file: str, names: list[str], dtype: torch.dtype
-    ) -> Iterator[tuple[str, Tensor]]:
+    def read(self, file: str, names: list[str], dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:
         """Yield the named tensors of one file in the asked format, each in memory of its own.
 
         The file is mapped, and what was read of it is the system's to take back: beside the

@@ -13,7 +13,7 @@ from itertools import accumulate
 from stage_runtime.codecs.sizes import BoundarySizes
 from stage_runtime.layer_costs import Kernels, LayerCosts
 from stage_runtime.model_facts import ModelFacts
-from stage_runtime.quantized_costs import NUMBER_BYTES, StoredWeights
+from stage_runtime.quantized_costs import StoredWeights
 from stage_runtime.tied_costs import piece_values, shares_table, table_values
 from transport.cards import CardKind
 from transport.orders import TrainSettings

@@ -1,8 +1,8 @@
 """Keeps one warm process with torch loaded, and has each worker forked from it.
 
 Speaks the forkserver's lines: {"start": name} with two descriptors goes out; ready, started and
-exited come back, and proven to {"prove": true}. When the forkserver dies its workers are ended with it, and the next start brings
-up a new one. Does not know orders.
+exited come back, and proven to {"prove": true}. When the forkserver dies its workers are ended with
+it, and the next start brings up a new one. Does not know orders.
 """
 
 import asyncio

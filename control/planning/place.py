@@ -212,9 +212,7 @@ def _usable(
         number_format=named,
         exclude=frozenset(config.exclude_cards),
         stored=quantization,
-        features=frozenset(
-            {"stage", config.method} | compression.features(config)
-        ),
+        features=frozenset({"stage", config.method} | compression.features(config)),
     )
     cards = examine(inventory, wanted)
     able = [card for card in cards if not card.reason]

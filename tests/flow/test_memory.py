@@ -50,10 +50,8 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (ALL, "bfloat16", False, 4, "none"),
         (ALL, "float32", True, 2, "none"),
         (ATTENTION, "bfloat16", True, 4, "none"),
-        (ATTENTION, "float32", False, 4, "nf4"),
         (ALL, "bfloat16", True, 4, "nf4"),
         (ATTENTION, "bfloat16", False, 4, "int8"),
-        (ATTENTION, "float32", True, 4, "int8"),
     ],
 )
 def test_the_peak_of_every_stage_is_what_was_priced_within_3_percent(

@@ -7,6 +7,7 @@ from typing import Any
 
 import bitsandbytes as bnb
 import torch
+from bitsandbytes.nn.parametrize import replace_parameter_4bit
 from peft import LoraConfig, get_peft_model
 from torch import Tensor
 from torch.nn import functional
@@ -39,6 +40,7 @@ def plain_model(folder: Path, settings: TrainSettings) -> Any:
         folder, dtype=dtype, quantization_config=_quantization(settings)
     )
     _keep_one_way(model)
+    _pack_experts(model, settings)
     for key in FAMILIES[model.config.model_type].dropout_keys:
         setattr(model.config, key, 0.0)
     for module in model.modules():
@@ -86,6 +88,16 @@ def _keep_one_way(model: torch.nn.Module) -> None:
         elif isinstance(module, bnb.nn.Linear8bitLt):
             module.training = True
             module.train = lambda mode=True, module=module: module  # for good
+
+
+def _pack_experts(model: torch.nn.Module, settings: TrainSettings) -> None:
+    """transformers packs linears only; bitsandbytes has a way for fused experts."""
+    if settings.quantization != "nf4":
+        return
+    for module in list(model.modules()):
+        if type(module).__name__.endswith("Experts"):
+            for name in ("gate_up_proj", "down_proj"):
+                replace_parameter_4bit(module, name, compress_statistics=True, quant_type="nf4")
 
 
 def losses_of(model: Any, batch: Batch) -> tuple[Tensor, Tensor]:

@@ -97,7 +97,8 @@ def test_stored_formats_are_told_only_once_a_self_test_has_proved_them(
         return list(inventory.cards(lambda _: 0, frozenset())[0].number_formats)
 
     assert formats() == ["float32", "bfloat16"]
-    for nonsense in (None, [], {"cpu": 1}, {"cpu": {"formats": ["int3"], "failed": ""}}):
+    nonsenses: list[object] = [None, [], {"cpu": 1}, {"cpu": {"formats": ["x"], "failed": ""}}]
+    for nonsense in nonsenses:
         inventory.proofs.take(nonsense)
     assert formats() == ["float32", "bfloat16"]
     failed = "int8: a product is wrong by 0.25 of its size"

@@ -1,6 +1,7 @@
 """The probe tells cards, proves their number formats and measures them."""
 
 import json
+from typing import Any
 
 import pytest
 import torch
@@ -80,7 +81,7 @@ def test_a_stored_format_is_proved_by_a_product_and_its_gradient(
     name: Narrow, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert probe.self_test(CPU, name) == ""
-    kind = {"int8": Int8Weight, "nf4": Nf4Weight}[name]
+    kind: Any = {"int8": Int8Weight, "nf4": Nf4Weight}[name]
     right = kind.whole
     monkeypatch.setattr(kind, "whole", lambda self, dtype: right(self, dtype) * 1.2)
     assert probe.self_test(CPU, name).startswith(f"{name}: a product is wrong by 0.2")
