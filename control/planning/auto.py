@@ -231,6 +231,7 @@ def settings(asked: Asked, batch: int, saving: Saving) -> TrainSettings:
         eval_sequences=train.eval_sequences,
         backend=train.backend,
         loss_chunk_tokens=loss_chunk_tokens(asked.facts.vocab),
+        snapshot_every_steps=train.snapshot_every_steps,
         compression=compression.resolve(config, asked.facts, asked.num_stages),
     )
     changed: dict[str, object] = {}
@@ -289,8 +290,8 @@ def explain(asked: Asked, made: TrainSettings, why_format: str) -> list[Chosen]:
         f"1f1b needs at least as many micro-batches as stages: {made.micro_batches} for "
         f"{asked.num_stages}",
     )
-    why_kind = compression.reason(config, made, asked.num_stages)
-    tell(bool(why_kind), "compression.kind", made.compression.kind, why_kind)
+    for choice in compression.chosen(config, made):
+        tell(True, *choice)
     _explain_rate(asked, made, tell)
     tell(
         train.recompute is None,
