@@ -385,12 +385,16 @@ class Prices:
         if not place.num_layers:
             return max(coded, self._loss_top() if place.heads else 0)
         blocks = self._blocks_on(device)
-        top, product = blocks.top, self.layer.product_top(self.rows)
+        top, product = blocks.top, self._product_top
         if self.settings.recompute:
             block = self._block(place, device)
             top, product = blocks.repeated_top + block, product + block
         top = max(coded, top, product, self._loss_top() if place.heads else 0)
         return top - self.stored.buffer()  # counted beside the embeddings
+
+    @cached_property
+    def _product_top(self) -> int:
+        return self.layer.product_top(self.rows)
 
     def _codec_top(self, place: CardPlace) -> int:
         """What coding a micro-batch needs for a moment: some tokens in float32, and its codes."""

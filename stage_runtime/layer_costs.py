@@ -134,8 +134,8 @@ class LayerCosts:
 
     def heaviest_in(self, first: int, last: int) -> int:
         """A layer with a mask of these, if there is one; else the first."""
-        layers = range(first, last + 1)
-        return next((i for i in layers if self.attention.is_masked(i)), first)
+        masked = self.attention.masked_in(first, last)
+        return first if masked is None else masked
 
     def saved_by_layer(self, layer: int, rows: int, kernels: Kernels) -> int:
         """Bytes that a layer keeps for one micro-batch of `rows` sequences."""
@@ -175,7 +175,7 @@ class LayerCosts:
         it; in a forward without adapters there also its output, the norm's, and the stream.
         """
         stored, b = StoredWeights(self.facts, self.settings), self.number_bytes
-        if not stored.unpacked():
+        if not stored.unpacked:
             return 0
         facts, again = self.facts, self.settings.recompute
         beside = facts.query_width if facts.experts else facts.ffn
@@ -185,7 +185,7 @@ class LayerCosts:
             more = 4 * facts.hidden * (b == 2 and not self.lean)
         more -= 4 * facts.hidden * (again and b == 4)
         tokens = rows * self.settings.seq_len
-        return stored.unpacked() + max(stored.scales(), tokens * (b * beside + more))
+        return stored.unpacked + max(stored.scales, tokens * (b * beside + more))
 
     @property
     def _rank(self) -> int:

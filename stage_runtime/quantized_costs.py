@@ -5,6 +5,7 @@ Embeddings, head, norms, biases and routers are never quantized.
 """
 
 from dataclasses import dataclass
+from functools import cached_property
 
 from stage_runtime.model_facts import ModelFacts
 from transport.orders import TrainSettings
@@ -33,24 +34,26 @@ class StoredWeights:
     def layer(self, layer: int) -> int:
         """One layer's weights as they lie in memory."""
         params, quantized = self.facts.layer_params[layer], 0
-        for weights, outputs in self._quantized():
+        for weights, outputs in self._quantized:
             params -= weights
             quantized += self._stored(weights, outputs)
         return self.number_bytes * params + quantized
 
     def buffer(self) -> int:
         """What using the largest projection takes: one exists unpacked at a time."""
-        return self.unpacked() + self.scales()
+        return self.unpacked + self.scales
 
+    @cached_property
     def unpacked(self) -> int:
         """The largest projection once more in the compute format."""
         return 0 if self.settings.quantization == "none" else self.number_bytes * self._largest
 
+    @cached_property
     def scales(self) -> int:
         """Its scales in float32: they exist until it is unpacked."""
         return 4 * self._largest // NF4_BLOCK if self.settings.quantization == "nf4" else 0
 
-    @property
+    @cached_property
     def _largest(self) -> int:
         return max(one.inputs * one.outputs for one in self.facts.linears)
 
@@ -65,6 +68,7 @@ class StoredWeights:
             return 0
         return self.number_bytes * experts.weight_params(self.facts.hidden)
 
+    @cached_property
     def _quantized(self) -> list[tuple[int, int]]:
         """(weights, output rows) of each tensor of a layer that is quantized."""
         if self.settings.quantization == "none":

@@ -4,7 +4,7 @@ Pure. A number that the caller set is never changed; what cannot be done is refu
 Does not place anything: the planner tries these settings, best first, until one fits.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -176,11 +176,6 @@ def savings(
 
 def _keeps_experts(facts: ModelFacts, quantization: Quantization) -> bool:
     return facts.experts is not None and quantization == "nf4"
-
-
-def trials(asked: Asked, saving: Saving) -> Iterator[TrainSettings]:
-    """Settings to try, best first. The last one needs the least memory."""
-    return (settings(asked, batch, saving) for batch in batches(asked))
 
 
 def batches(asked: Asked) -> list[int]:

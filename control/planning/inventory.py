@@ -72,7 +72,7 @@ def model_in(file: InventoryFile, model_id: str) -> PlannedModel | None:
         return None
     facts = facts_from_config(config)
     source = ModelSource(model_id=model_id, repository=name, revision=WHAT_IF, from_leader=False)
-    return PlannedModel(source, facts, _files(facts, config))
+    return PlannedModel(source, facts, files_of(facts, config))
 
 
 def data_in(file: InventoryFile, seq_len: int) -> DataShape | None:
@@ -208,7 +208,7 @@ def _links(file: InventoryFile) -> Links | None:
     return Links(pairs, own) if pairs or own else None
 
 
-def _files(facts: ModelFacts, config: Mapping[str, Any]) -> dict[str, Tensors]:
+def files_of(facts: ModelFacts, config: Mapping[str, Any]) -> dict[str, Tensors]:
     """Checkpoint files as repositories cut them: here one a layer, one for each table."""
     size = STORED_BYTES.get(facts.stored_dtype or str(config.get("torch_dtype")), 2)
     family = facts.family
