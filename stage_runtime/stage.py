@@ -9,7 +9,7 @@ recompute, and the move to the block's card. Does not know links, data or update
 import hashlib
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -17,7 +17,9 @@ from torch import Tensor, nn
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
 from torch.utils.checkpoint import checkpoint
 
+from stage_runtime.bottleneck import Bottleneck
 from stage_runtime.load import LoadedStage
+from stage_runtime.marks import RECOMPUTE, Marks
 from transport.orders import StageOrder, TrainSettings
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -52,6 +54,7 @@ class BlockPlan:
     """Told the card whose block computes now."""
     recompute: bool
     dropout: bool
+    marks: Marks = field(default_factory=Marks)
 
 
 class Block(nn.Module):
@@ -79,11 +82,15 @@ class Block(nn.Module):
         args, kwargs = _on(self.device, args), _on(self.device, kwargs)
         hidden_BTD = hidden_BTD.to(self.device)
         seed = self.plan.moment.dropout_seed(self.layer) if self._drops() else None
+        ran = False
 
         def run(hidden: Tensor) -> Tensor:
+            nonlocal ran
+            again, ran = ran, True
             if seed is not None:
                 torch.manual_seed(seed)
-            output = self.inner(hidden, *args, **kwargs)
+            with self._marked(again):
+                output = self.inner(hidden, *args, **kwargs)
             assert isinstance(output, Tensor)
             return output
 
@@ -98,6 +105,11 @@ class Block(nn.Module):
 
     def _drops(self) -> bool:
         return self.plan.dropout and self.training
+
+    def _marked(self, again: bool) -> AbstractContextManager[None]:
+        """The second run of a block's forward is the recompute of its backward."""
+        marks = self.plan.marks
+        return marks.of(RECOMPUTE) if again and marks.sees_blocks else nullcontext()
 
     def _enter(self) -> None:
         self.plan.guard()
@@ -132,11 +144,20 @@ class StageModule(nn.Module):
     """What PipelineStage runs: (B, T) int64 tokens or (B, T, D) hidden -> (B, T, D) hidden.
 
     The last stage gives hidden states after the final norm, in the layers' dtype; the head is in
-    the loss. Others give what crosses the boundary, in the settings' dtype.
+    the loss. Others give what crosses the boundary, in the settings' dtype: hidden states, or what
+    a learned bottleneck makes of them.
     """
 
-    def __init__(self, stage: LoadedStage, moment: Moment, settings: TrainSettings) -> None:
+    def __init__(
+        self,
+        stage: LoadedStage,
+        moment: Moment,
+        settings: TrainSettings,
+        bottleneck: Bottleneck | None = None,
+    ) -> None:
         super().__init__()
+        self.bottleneck = bottleneck
+        self.hidden = stage.facts.hidden
         self.body = stage.body
         self.is_first, self.is_last = stage.span.is_first, stage.span.is_last
         self.moment = moment
@@ -147,33 +168,48 @@ class StageModule(nn.Module):
     def forward(self, given: Tensor) -> Tensor:
         self.moment.micro_batch += 1
         name = "input_ids" if self.is_first else "inputs_embeds"
+        if self.bottleneck is not None:
+            given = self.bottleneck.rebuild(given)
         with self._computing(given.device):
             hidden = self.body(**{name: given}, use_cache=False).last_hidden_state
         assert isinstance(hidden, Tensor)
-        return hidden.to(self.dtype)
+        hidden = hidden.to(self.dtype)
+        return hidden if self.bottleneck is None else self.bottleneck.squeeze(hidden)
+
+    def width(self, *, inward: bool) -> int:
+        """Values a token that comes from (inward) or goes to a neighbour."""
+        if self.bottleneck is None:
+            return self.hidden
+        return self.bottleneck.width(self.hidden, inward=inward)
 
     def _computing(self, device: torch.device) -> AbstractContextManager[Any]:
         return torch.autocast(device.type, self.dtype) if self.autocast else nullcontext()
 
 
 def pipeline_stage(
-    module: StageModule, order: StageOrder, hidden: int, device: torch.device, group: Any
+    module: StageModule, order: StageOrder, device: torch.device, group: Any
 ) -> PipelineStage:
     """The stage with shapes fixed from the order: nothing is ever learnt from a neighbour."""
     settings = order.settings
     rows = settings.batch_size // settings.micro_batches
     tokens_BT = torch.empty((rows, settings.seq_len), dtype=torch.int64, device="meta")
     # Only examples that require grad make the engine send gradients; tokens have none.
-    hidden_BTD = torch.empty(
-        (rows, settings.seq_len, hidden), dtype=module.dtype, device="meta", requires_grad=True
+    taken, given = (
+        torch.empty(
+            (rows, settings.seq_len, module.width(inward=inward)),
+            dtype=module.dtype,
+            device="meta",
+            requires_grad=True,
+        )
+        for inward in (True, False)
     )
     return PipelineStage(
         module,
         order.stage,
         order.num_stages,
         device,
-        input_args=(tokens_BT if order.is_first else hidden_BTD,),
-        output_args=(hidden_BTD,),
+        input_args=(tokens_BT if order.is_first else taken,),
+        output_args=(given,),
         group=group,
     )
 

@@ -98,7 +98,8 @@ class Told:
             case StepDone():
                 self.phase, self.step = "training", report.step
             case Evaluated():
-                self.phase = "saving" if report.moment == "trained" else "training"
+                ends = report.moment in ("trained", "bypassed")
+                self.phase = "saving" if ends else "training"
             case AdapterSaved():
                 self.phase = "saving"
             case StageDone():
@@ -228,4 +229,6 @@ class Worker:
         hint = "its last lines are in the job's log"
         if how.signal == signal.SIGKILL:
             hint += "; signal 9 is often the system saving memory: give the card a smaller budget"
-        self.intake.fail(f"the worker process {words}", hint=hint, exit_code=how.code)
+        self.intake.fail(
+            f"the worker process {words}", hint=hint, exit_code=how.code, lost=how.code != DONE
+        )
