@@ -1,4 +1,4 @@
-"""Training in bfloat16 over stages strays no further from float32 than one process in bfloat16 does.
+"""Training in bfloat16 over stages strays from float32 no further than one process does.
 
 A spread of `python -m tests.oracle.half_precision`.
 """
