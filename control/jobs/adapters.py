@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from control.jobs.model_card import CardFacts, base_name, result_card
 from control.store.files import sha256_of, sync_folder, write_whole
 from control.store.safetensors_file import Tensor, broken_file, read_header
 from transport.orders import StageOrder
@@ -74,7 +75,9 @@ def _copy(part: Path, tensor: Tensor, out: Any) -> None:
             left -= len(piece)
 
 
-def write_folder(order: StageOrder, parts: Sequence[Path], target: Path) -> dict[str, Any]:
+def write_folder(
+    order: StageOrder, parts: Sequence[Path], target: Path, facts: CardFacts
+) -> dict[str, Any]:
     """The result of a job as a folder: {file: {sha256, size_bytes}}.
 
     A LoRA run gives a peft adapter folder; a full run gives the trained tensors under the names
@@ -86,7 +89,7 @@ def write_folder(order: StageOrder, parts: Sequence[Path], target: Path) -> dict
     if lora:
         config = json.dumps(adapter_config(order), indent=2) + "\n"
         write_whole(target / "adapter_config.json", config.encode())
-    write_whole(target / "README.md", readme(order).encode())
+    write_whole(target / "README.md", result_card(order, facts).encode())
     return {
         path.name: {"sha256": sha256_of(path), "size_bytes": path.stat().st_size}
         for path in sorted(target.iterdir())
@@ -115,32 +118,3 @@ def adapter_config(order: StageOrder) -> dict[str, Any]:
         "use_rslora": False,
         "use_dora": False,
     }
-
-
-def base_name(order: StageOrder) -> str:
-    """The base model as peft shall name it: the hub id without its revision, or local:NAME."""
-    return order.model.model_id if order.model.from_leader else order.model.repository
-
-
-def readme(order: StageOrder) -> str:
-    """What a person who finds the folder needs to know."""
-    settings = order.settings
-    kind = "A LoRA adapter for plain peft" if settings.lora else "Fully trained tensors"
-    use = (
-        "Load it with `peft.PeftModel.from_pretrained(base, FOLDER)`."
-        if settings.lora
-        else "model.safetensors holds every trained tensor under its name in the checkpoint; "
-        "config and tokenizer are those of the base revision."
-    )
-    library = "peft" if settings.lora else "transformers"
-    return (
-        f"---\nbase_model: {base_name(order)}\nlibrary_name: {library}\ntags: [swarm]\n---\n\n"
-        f"# {order.job_id}\n\n{kind}, trained by Swarm. {use}\n\n"
-        f"- base: `{base_name(order)}`, revision `{order.model.revision}`\n"
-        f"- steps: {settings.steps}, each of {settings.batch_size} sequences "
-        f"of {settings.seq_len} tokens\n"
-        f"- learning rate: {settings.learning_rate:g} ({settings.lr_schedule}), "
-        f"seed {settings.seed}\n- number format of the frozen weights: {settings.dtype}\n"
-        f"- data: token file `{order.tokens.digest}`\n- plan: `{order.plan_id}`, "
-        f"{order.num_stages} stages\n"
-    )

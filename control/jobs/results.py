@@ -10,8 +10,9 @@ from pathlib import Path
 
 from control.job_states import ACTIVE
 from control.jobs.adapters import write_folder
+from control.jobs.model_card import CardFacts
 from control.records.job_files import JobFiles
-from control.store import jobs, stages
+from control.store import jobs, records, stages
 from control.store.database import Database, Tx
 from control.store.files import StoredFile, settle
 from control.store.safetensors_file import read_header
@@ -90,10 +91,11 @@ class Results:
                 hint="read jobs_logs of this stage",
             )
         target = self.result(rows[0].job_id)
+        facts = await self._database.read(lambda tx: _facts(tx, rows[0].job_id))
 
         def work() -> dict[str, dict[str, object]]:
             shutil.rmtree(target, ignore_errors=True)
-            told = write_folder(rows[0].work, parts, target)
+            told = write_folder(rows[0].work, parts, target, facts)
             shutil.rmtree(parts[0].parent, ignore_errors=True)
             return told
 
@@ -107,6 +109,12 @@ class Results:
             return None
         path = self.result(job_id) / name
         return StoredFile(path, int(told["size_bytes"]), str(told["sha256"]))
+
+
+def _facts(tx: Tx, job_id: str) -> CardFacts:
+    job = jobs.find(tx, job_id)
+    bucket = job.config.data.bucket if job is not None else None
+    return CardFacts(bucket, records.evaluations(tx, job_id))
 
 
 def _admit(tx: Tx, key: StageKey) -> Stage:

@@ -18,11 +18,12 @@ import torch
 from mcp import Client as McpClient
 from mcp.client.streamable_http import streamable_http_client
 from peft import PeftModel
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from agents.folders import export_adapter
+from agents.folders import export_adapter, export_merged
 from tests.acceptance.real_pool import POOL, RealPool
 from tests.oracle.checkpoints import write_tiny_model
+from transport.api.exports import ModelsMerge
 from transport.api.jobs import JOBS_CANCEL, JOBS_RECORDS, JobsCancel, JobsRecords
 from transport.errors import SwarmError
 
@@ -87,6 +88,19 @@ def test_what_was_planned_trains_and_its_adapter_is_a_plain_peft_folder(pool: Re
     before = base(ids).logits.detach()
     model = PeftModel.from_pretrained(base, folder)
     assert not torch.equal(model(ids).logits, before)
+
+    whole = pool.folder / "whole"
+    said: list[str] = []
+    told = export_merged(
+        pool.client, ModelsMerge(job_id=job.job_id), whole, lambda now: said.append(now.state)
+    )
+    assert told.merged is not None
+    assert (told.merged.state, said[0]) == ("done", "running")
+    merged = AutoModelForCausalLM.from_pretrained(whole, dtype=torch.float32)
+    assert (merged(ids).logits - model(ids).logits).abs().max() < 2e-5
+    tokenizer = AutoTokenizer.from_pretrained(whole)
+    assert tokenizer.decode(tokenizer.encode("swarm", add_special_tokens=False)) == "swarm"
+    assert "held-out loss after" in (whole / "README.md").read_text()
 
 
 def test_every_stage_reports_the_same_loss_for_every_step(pool: RealPool) -> None:
