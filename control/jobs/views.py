@@ -203,7 +203,11 @@ def summary_of(job: Job, num_stages: int, step_s: float | None) -> str:
         return f"Job {job.job_id} waits: {job.reason}."
     if job.state == "starting":
         return f"Job {job.job_id} is starting {over}."
-    if job.state in ("running", "recovering"):
+    if job.loss_of is not None:
+        return f"Job {job.job_id} looks for a place to go on: {job.reason}."
+    if job.state == "recovering":
+        return f"Job {job.job_id} {job.reason} {over}, as attempt {job.attempt}."
+    if job.state == "running":
         left = None if step_s is None else (job.steps - job.step) * step_s
         more = "" if left is None else f", about {human_seconds(left)} left"
         return f"Job {job.job_id} trains {over}: step {job.step} of {job.steps}{loss}{more}."
@@ -220,7 +224,11 @@ def next_calls(job: Job) -> list[Next]:
     if job.state == "completed":
         return [Next(operation="models_export", arguments=me, why="find the trained files")]
     if job.state in ("failed", "cancelled"):
-        return [Next(operation="jobs_logs", arguments=me, why="read what the stages wrote")]
+        calls = [Next(operation="jobs_logs", arguments=me, why="read what the stages wrote")]
+        if job.saved_step is not None:
+            why = f"go on from step {job.saved_step}"
+            calls.insert(0, Next(operation="jobs_resume", arguments=me, why=why))
+        return calls
     if job.state == "pending" and job.pinned:
         config = job.config.model_dump(mode="json", exclude_unset=True)
         again = {"pool": job.pool, "config": config}

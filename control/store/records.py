@@ -31,9 +31,21 @@ class Span:
     """Which steps of which stage of a job."""
 
     job_id: str
-    stage: int
+    stage: int | None
+    """None: of the last stage, which may have had other numbers in earlier attempts."""
     from_step: int
     limit: int
+
+
+_LAST = (
+    "SELECT stage FROM steps AS told WHERE told.job_id = steps.job_id AND told.step = steps.step"
+    " ORDER BY attempt DESC, stage DESC LIMIT 1"
+)
+
+
+def _of(stage: int | None) -> str:
+    """The condition that a row is of a stage, or of whichever was the last one then."""
+    return f"stage = ({_LAST})" if stage is None else f"stage = {stage:d}"
 
 
 def put_step(tx: Tx, done: StepDone) -> bool:
@@ -59,8 +71,9 @@ def _stored(value: Any) -> Any:
 def steps(tx: Tx, span: Span) -> list[dict[str, Any]]:
     """Steps of a stage from a step on, in order, as plain rows."""
     rows = tx.execute(
-        "SELECT * FROM steps WHERE job_id = ? AND stage = ? AND step >= ? ORDER BY step LIMIT ?",
-        (span.job_id, span.stage, span.from_step, span.limit),
+        f"SELECT * FROM steps WHERE job_id = ? AND {_of(span.stage)} AND step >= ?"  # noqa: S608 - ours
+        " ORDER BY step LIMIT ?",
+        (span.job_id, span.from_step, span.limit),
     )
     return [_shown(row) for row in rows]
 
@@ -68,26 +81,27 @@ def steps(tx: Tx, span: Span) -> list[dict[str, Any]]:
 def count_steps(tx: Tx, span: Span) -> int:
     """How many steps a stage has from a step on."""
     row = tx.execute(
-        "SELECT count(*) FROM steps WHERE job_id = ? AND stage = ? AND step >= ?",
-        (span.job_id, span.stage, span.from_step),
+        f"SELECT count(*) FROM steps WHERE job_id = ? AND {_of(span.stage)} AND step >= ?",  # noqa: S608 - ours
+        (span.job_id, span.from_step),
     ).fetchone()
     return int(row[0])
 
 
-def losses(tx: Tx, job_id: str, stage: int, between: tuple[int, int]) -> Iterator[float]:
+def losses(tx: Tx, job_id: str, stage: int | None, between: tuple[int, int]) -> Iterator[float]:
     """The losses of a stage's steps from one to another, both included, in order."""
     rows = tx.execute(
-        "SELECT loss FROM steps WHERE job_id = ? AND stage = ? AND step BETWEEN ? AND ?"
+        f"SELECT loss FROM steps WHERE job_id = ? AND {_of(stage)} AND step BETWEEN ? AND ?"  # noqa: S608 - ours
         " ORDER BY step",
-        (job_id, stage, *between),
+        (job_id, *between),
     )
     return (float(row["loss"]) for row in rows)
 
 
 def last_times(tx: Tx, job_id: str, stage: int, num: int) -> list[float]:
-    """Seconds of the newest steps of a stage."""
+    """Seconds of the newest steps that a stage did in its newest attempt."""
     rows = tx.execute(
-        "SELECT step_s FROM steps WHERE job_id = ? AND stage = ? ORDER BY step DESC LIMIT ?",
+        "SELECT step_s FROM steps WHERE job_id = ? AND stage = ?"
+        " ORDER BY attempt DESC, step DESC LIMIT ?",
         (job_id, stage, num),
     )
     return [float(row["step_s"]) for row in rows]

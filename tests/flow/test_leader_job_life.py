@@ -30,11 +30,13 @@ async def submit(pool: Pool, **train: object) -> JobView:
     return view
 
 
-async def started(pool: Pool, num_fellows: int = 2) -> tuple[JobView, list[Fellow]]:
+async def started(
+    pool: Pool, num_fellows: int = 2, **train: object
+) -> tuple[JobView, list[Fellow]]:
     """A job whose stages are all loaded, and its fellows in order of stages."""
     for _ in range(num_fellows):
         await pool.add_fellow()
-    job = await submit(pool)
+    job = await submit(pool, **train)
     assert job.state == "starting"
     by_stage = sorted(pool.fellows, key=lambda fellow: fellow.assignment().order.stage)
     for fellow in by_stage:
@@ -200,17 +202,18 @@ async def test_jobs_start_in_order_and_one_that_cannot_start_blocks_no_later_one
 
 
 async def test_a_fellow_that_falls_silent_fails_its_job_with_the_reason(pool: Pool) -> None:
-    job, (first, second) = await started(pool)
+    job, (first, second) = await started(pool, on_node_loss="fail")
     await second.report(second.step(1, 3.0))
-    pool.leader.start()
     for _ in range(4):
         await pool.clock.advance(5)
         first.beat()
+        await pool.leader._sweep()
+    assert first.assignment().pause is True
+    await pool.leader.office.jobs.schedule()
     view = await ended(pool, job.job_id)
     assert view.state == "failed"
     assert second.fellow_id in view.reason
     assert "step 1" in view.reason
-    assert first.assignment().pause is True
 
 
 async def test_a_leader_that_restarts_goes_on_where_it_was(pool: Pool) -> None:
