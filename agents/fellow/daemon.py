@@ -108,9 +108,9 @@ class Daemon:
             self._outbox.put,
         )
         exporting = ExportSetting(
-            leader_url=identity.leader,
+            leader_url=split_pin(identity.leader)[0],
             leader_token=identity.credential,
-            leader_pin=None,
+            leader_pin=split_pin(identity.leader)[1],
             cache_folder=setting.cache_folder,
             work_folder=setting.state_folder / "work",
             command=setting.export,
