@@ -103,7 +103,10 @@ class _Intake:
         if job is None:
             return False
         stage = stages.find(self.tx, report.job_id, report.attempt, report.stage)
-        if report.attempt != job.attempt or stage is None or stage.fellow_id != self.fellow_id:
+        is_own = stage is not None and stage.fellow_id == self.fellow_id
+        if stage is not None and is_own and _is_history(job, report):
+            return self._late(job, stage, report)
+        if report.attempt != job.attempt or stage is None or not is_own:
             jobs.count(self.tx, job, refused_reports=1)
             return False
         apply: dict[type[Any], Callable[[Job, Stage, Any], None]] = {
@@ -121,6 +124,18 @@ class _Intake:
             jobs.count(self.tx, job, refused_reports=1)
             return False
         apply[type(report)](job, stage, report)
+        return True
+
+    def _late(self, job: Job, stage: Stage, told: FromStage) -> bool:
+        """What an earlier attempt did before the step from which the job went on is part of the
+        run: it fills in its place, and moves nothing.
+        """
+        if isinstance(told, StepDone) and records.put_step(self.tx, told):
+            self.taken.progress.append((job.pool, job.job_id, told))
+            if stage.work.is_last:
+                jobs.update(self.tx, job.job_id, **self._mean_anew(job, told))
+        if isinstance(told, Evaluated):
+            self._evaluated(job, stage, told)
         return True
 
     def _bound(self, job: Job, stage: Stage, told: StageBound) -> None:
@@ -259,6 +274,14 @@ class _Intake:
         )
         self.taken.lines.setdefault(job.job_id, []).append(line)
         self.taken.logged[job.job_id] = job.pool
+
+
+def _is_history(job: Job, report: FromStage) -> bool:
+    """Whether an older attempt tells of a step that later attempts went on from, not did again."""
+    if report.attempt >= job.attempt or not isinstance(report, StepDone | Evaluated):
+        return False
+    later = [int(one["step"]) for one in job.resumes if int(one["attempt"]) > report.attempt]
+    return bool(later) and report.step <= min(later)
 
 
 def _sentences(*parts: str) -> str:
