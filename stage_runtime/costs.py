@@ -11,7 +11,7 @@ from functools import cached_property
 from itertools import accumulate
 
 from stage_runtime.codecs.sizes import BoundarySizes
-from stage_runtime.layer_costs import Kernels, LayerCosts
+from stage_runtime.layer_costs import TWIN_ROWS, Kernels, LayerCosts
 from stage_runtime.model_facts import ModelFacts
 from stage_runtime.quantized_costs import NUMBER_BYTES, StoredWeights
 from stage_runtime.tied_costs import piece_values, shares_table, table_values
@@ -133,13 +133,11 @@ class Prices:
 
     facts: ModelFacts
     settings: TrainSettings
-    lean: bool = False
-    """Adapters keep each input once (see LayerCosts); peft as it is does not."""
 
     @cached_property
     def layer(self) -> LayerCosts:
         """Prices of one block."""
-        return LayerCosts(self.facts, self.settings, self.lean)
+        return LayerCosts(self.facts, self.settings)
 
     @cached_property
     def stored(self) -> StoredWeights:
@@ -415,7 +413,8 @@ class Prices:
             per_token = 4 * self.facts.heads + 8 * self.facts.query_width
             return self.tokens * per_token if place.num_layers else 0
         widest = max((one.outputs for one in self.layer.adapted), default=0)
-        added = 4 * self.tokens * widest * (self.layer.number_bytes == 2 and place.num_layers > 0)
+        rows = min(self.tokens, TWIN_ROWS)
+        added = 4 * rows * widest * (self.layer.number_bytes == 2 and place.num_layers > 0)
         gone = price.activations + price.gradients - 4 * self._trained_params(place)
         return max(added, 8 * self._largest_trained(place) - gone)
 

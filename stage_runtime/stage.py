@@ -18,6 +18,7 @@ from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGP
 from torch.utils.checkpoint import checkpoint
 
 from stage_runtime.load import LoadedStage
+from stage_runtime.lora_linear import LoraLinear
 from transport.orders import StageOrder, TrainSettings
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -35,9 +36,9 @@ class Moment:
         """The next forward is the step's first micro-batch."""
         self.step, self.micro_batch = step, -1
 
-    def dropout_seed(self, layer: int) -> int:
-        """A pure function of (seed, step, micro-batch, global layer)."""
-        text = f"{self.seed}:{self.step}:{self.micro_batch}:{layer}"
+    def dropout_seed(self, layer: int, projection: str) -> int:
+        """A pure function of (seed, step, micro-batch, global layer, projection in it)."""
+        text = f"{self.seed}:{self.step}:{self.micro_batch}:{layer}:{projection}"
         return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") >> 1
 
 
@@ -51,7 +52,6 @@ class BlockPlan:
     enter_card: Callable[[int], None]
     """Told the card whose block computes now."""
     recompute: bool
-    dropout: bool
 
 
 class Block(nn.Module):
@@ -66,6 +66,9 @@ class Block(nn.Module):
         self.plan = plan
         self.card = card
         self.device = device
+        self.adapters = {
+            name: module for name, module in inner.named_modules() if isinstance(module, LoraLinear)
+        }
 
     def __getattr__(self, name: str) -> Any:
         """Families ask their blocks for attributes such as attention_type."""
@@ -78,11 +81,12 @@ class Block(nn.Module):
         self._enter()
         args, kwargs = _on(self.device, args), _on(self.device, kwargs)
         hidden_BTD = hidden_BTD.to(self.device)
-        seed = self.plan.moment.dropout_seed(self.layer) if self._drops() else None
+        seeds = self._dropout_seeds()
 
         def run(hidden: Tensor) -> Tensor:
-            if seed is not None:
-                torch.manual_seed(seed)
+            # Once more in a recompute, when others have come and gone.
+            for adapter, seed in seeds:
+                adapter.dropout_seed = seed
             output = self.inner(hidden, *args, **kwargs)
             assert isinstance(output, Tensor)
             return output
@@ -96,8 +100,15 @@ class Block(nn.Module):
             output.register_hook(self._before_backward)  # type: ignore[no-untyped-call]
         return output
 
-    def _drops(self) -> bool:
-        return self.plan.dropout and self.training
+    def _dropout_seeds(self) -> list[tuple[LoraLinear, int]]:
+        if not self.training:
+            return []
+        moment, layer = self.plan.moment, self.layer
+        return [
+            (adapter, moment.dropout_seed(layer, name))
+            for name, adapter in self.adapters.items()
+            if adapter.shape.dropout > 0
+        ]
 
     def _enter(self) -> None:
         self.plan.guard()

@@ -223,8 +223,7 @@ def train(run: LoadedRun, group: StageGroup, report: Report, work_folder: Path) 
 def _assemble(run: LoadedRun, group: StageGroup) -> RunningStage:
     order, settings = run.order, run.order.settings
     moment = Moment(settings.seed)
-    dropout = settings.lora.dropout if settings.lora is not None else 0.0
-    plan = BlockPlan(moment, group.check, run.meter.enter_card, settings.recompute, dropout > 0)
+    plan = BlockPlan(moment, group.check, run.meter.enter_card, settings.recompute)
     places = [
         (card, run.devices[card])
         for card, share in enumerate(order.cards)

@@ -33,21 +33,24 @@ class Crossing:
     def on_wire(
         self, dtype: torch.dtype, shape: tuple[int, ...], *, outward: bool
     ) -> tuple[torch.dtype, tuple[int, ...]]:
-        """What a tensor of this kind looks like on the link; the last dimension is a token's."""
-        codec = self.outward if outward else self.inward
+        """What a tensor of this kind looks like on the link; the last dimension is a token's.
+
+        A flat tensor holds no tokens (a piece of a shared table): it crosses as it is.
+        """
+        codec = (self.outward if outward else self.inward) if len(shape) > 1 else None
         return (dtype, shape) if codec is None else (torch.uint8, (*shape[:-1], codec.row_bytes))
 
     def encode(self, tensor: Tensor) -> memoryview:
         """The bytes of a tensor that is sent."""
         if self.watch is not None:
             self.watch(tensor)
-        if self.outward is None:
+        if self.outward is None or tensor.dim() == 1:
             return bytes_of(tensor)
         return bytes_of(self.outward.encode(tensor.reshape(-1, tensor.shape[-1])))
 
     def decode(self, payload: memoryview, into: Tensor) -> None:
         """Fill a tensor with what was received, of exactly as many bytes as `on_wire` says."""
-        if self.inward is None:
+        if self.inward is None or into.dim() == 1:
             fill(into, payload)
             return
         rows_NW = into.view(-1, into.shape[-1])

@@ -31,7 +31,7 @@ SPREAD = [
     Point("qwen3_moe", 3, 4, layout="ragged"),
     Point("qwen3_moe", 2, 2, method="full"),
     Point("gpt_oss", 3, 4, layout="ragged", clips=False),
-    Point("llama", 2, 4, changes=(("recompute", True),)),
+    Point("llama", 3, 4, dropout=0.2, changes=(("recompute", True),)),
     Point("llama", 2, 4, changes=(("schedule", "gpipe"),)),
 ]
 
