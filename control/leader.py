@@ -11,16 +11,20 @@ from pathlib import Path
 from typing import Any
 
 from control.clock import Clock, SystemClock, system_random_bytes, wait_for_event
-from control.datasets.buckets import Buckets
+from control.datasets.bucket_removal import known_files
+from control.datasets.buckets import Buckets, BucketTerms
+from control.datasets.child import Limits
+from control.datasets.data_source import DataSource
 from control.datasets.hub import Hub
 from control.datasets.model_store import ModelStore
-from control.datasets.token_shop import Folders, Limits, TokenShop
+from control.datasets.token_shop import TokenShop
 from control.fellows.credentials import Credentials
 from control.fellows.invites import Invites, InviteTerms
 from control.fellows.registry import Registry, Timing
-from control.fellows.secret_text import leader_key
+from control.fellows.secret_text import leader_key, relay_key
 from control.jobs.lifecycle import Jobs, Tools
 from control.jobs.planner import PlanTerms, PoolPlanner, Sources
+from control.jobs.relaying import relay_terms
 from control.jobs.results import Results, StageKey
 from control.operations.call import Call, run
 from control.operations.office import Office
@@ -28,6 +32,7 @@ from control.operations.registry import handlers
 from control.records.events import Events
 from control.records.job_files import JobFiles
 from control.settings import Settings
+from control.snapshots.keeper import SnapshotKey, Snapshots, SnapshotTerms
 from control.store import fellows, plans, requests
 from control.store.buckets import StoredModel
 from control.store.database import Database
@@ -173,6 +178,10 @@ class Leader:
         """Keep a received file of trained tensors."""
         await self.office.results.take(key, file)
 
+    async def take_snapshot(self, key: SnapshotKey, file: StoredFile) -> None:
+        """Keep a received saved state."""
+        await self.office.jobs.take_snapshot(key, file)
+
     def token_file(self, digest: str) -> StoredFile | None:
         """A token file by its digest."""
         return self.tokens.find(digest)
@@ -190,6 +199,9 @@ class Leader:
     async def load(self) -> None:
         """Read what is stored, and go on with what was running. Part of open()."""
         handlers()
+        files, made = await self.office.database.read(known_files)
+        await asyncio.to_thread(self.office.buckets.sweep, files)
+        await asyncio.to_thread(self.tokens.sweep, made)
         await self.office.credentials.load()
         stored, speeds = await self.office.database.read(
             lambda tx: (fellows.every(tx), fellows.speeds(tx))
@@ -198,6 +210,7 @@ class Leader:
             self.office.registry.add(fellow)
         for (fellow_id, card_index), figures in speeds.items():
             self.office.registry.take_speeds(fellow_id, card_index, figures)
+        await self.office.snapshots.load()
         await self.office.jobs.load()
 
     async def _sweep(self) -> None:
@@ -231,6 +244,7 @@ class Leader:
     async def _keep_house(self) -> None:
         now = self.office.clock.now()
         await self.office.credentials.flush_uses()
+        await self.office.snapshots.expire()
         await self.office.database.write(
             lambda tx: (
                 requests.drop_before(tx, now - REQUESTS_KEPT_S),
@@ -259,12 +273,27 @@ def compose(
     terms = InviteTerms(settings.invite_minutes * 60, settings.heartbeat_s)
     models = ModelStore(database, data / "models", settings.max_model_file_bytes, clock)
     limits = Limits(settings.tokenize_memory_bytes, settings.tokenize_seconds)
-    tokens = TokenShop(database, Folders(data / "buckets", data / "tokens"), limits, clock)
-    tokens.on_ready = registry.heard.set
+    terms_of_data = BucketTerms(settings.max_upload_bytes, limits)
+    buckets = Buckets(data / "buckets", terms_of_data, clock, random_bytes)
+    tokens = TokenShop(database, data / "tokens", limits, clock)
+    tokens.on_moved = registry.heard.set
+    source = DataSource(database, buckets, tokens)
     plan_terms = PlanTerms(settings.plan_hours * 3600, settings.submit_wait_s)
-    planner = PoolPlanner(database, registry, Sources(models, Hub(clock), tokens), plan_terms)
+    planner = PoolPlanner(database, registry, Sources(models, Hub(clock), source), plan_terms)
     results = Results(database, files, settings.max_adapter_bytes)
-    tools = Tools(database, registry, planner, events, files, results, clock, random_bytes)
+    saved = Snapshots(database, clock, SnapshotTerms(files.folder, settings.storage_limit_bytes))
+    tools = Tools(
+        database,
+        registry,
+        planner,
+        events,
+        files,
+        results,
+        saved,
+        clock,
+        random_bytes,
+        relay_terms(settings, relay_key(key)),
+    )
     office = Office(
         settings=settings,
         clock=clock,
@@ -274,11 +303,14 @@ def compose(
         registry=registry,
         invites=Invites(database, registry, key, terms),
         credentials=Credentials(database, clock, random_bytes, key),
-        buckets=Buckets(data / "buckets", settings.max_upload_bytes, clock, random_bytes),
+        buckets=buckets,
+        tokens=tokens,
         models=models,
         planner=planner,
         jobs=Jobs(tools),
         results=results,
+        snapshots=saved,
         files=files,
+        relay_key=relay_key(key),
     )
     return office, tokens

@@ -37,6 +37,14 @@ class Settings(BaseSettings):
     """How fellows and people reach the leader, when that is not its own address."""
     allowed_hosts: list[str] = []
     """Host names that requests may carry beside those of host and public_url."""
+    relay: str = "own"
+    """Where stages meet that cannot dial each other: "own" (this leader starts one), "none", or
+    HOST:PORT of a `swarm relay`.
+    """
+    relay_port: Annotated[int, Field(ge=0, le=65535)] | None = None
+    """Of the leader's own relay; the port after the leader's unless told."""
+    relay_key_file: Path | None = None
+    """The key shared with a `swarm relay` elsewhere."""
     heartbeat_s: Annotated[float, Field(gt=0, le=60)] = 5.0
     offline_after_s: Annotated[float, Field(gt=0, le=600)] = 15.0
     plan_hours: Annotated[float, Field(gt=0, le=24 * 30)] = 24.0
@@ -47,6 +55,10 @@ class Settings(BaseSettings):
     max_model_file_bytes: Annotated[int, Field(ge=1)] = 100 * GB
     max_adapter_bytes: Annotated[int, Field(ge=1)] = 40 * GB
     """Of one stage's trained tensors."""
+    storage_limit_bytes: Annotated[int, Field(ge=1)] = 20 * GB
+    """What the pools of one owner may keep here: saved states of jobs and buckets."""
+    auto_replace: bool = True
+    """A job that loses a fellow goes on by itself from its last saved step."""
     tokenize_memory_bytes: Annotated[int, Field(ge=256 * MB)] = 6 * GB
     """Address space of the child process that renders templates and tokenizes."""
     tokenize_seconds: Annotated[float, Field(gt=0)] = 900.0

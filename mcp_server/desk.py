@@ -10,11 +10,12 @@ from control.jobs.results import StageKey
 from control.leader import Leader
 from control.operations.call import Call
 from control.settings import Settings
+from control.snapshots.keeper import SnapshotKey
 from control.store.files import StoredFile, receive, write_whole
 from control.store.tokens import Token
 from mcp_server.access import Names, is_loopback
 from mcp_server.app import Doors
-from mcp_server.office import Caller, Changed, Question, ShownModel
+from mcp_server.office import Caller, Changed, Promise, Question, ShownModel
 from mcp_server.sessions import Sessions, session_key
 from transport.api.operation import Answer
 from transport.cards import Heartbeat
@@ -89,6 +90,50 @@ class Desk:
             await self.leader.take_adapter(key, file)
         finally:
             target.unlink(missing_ok=True)
+
+    async def take_snapshot(
+        self, key: SnapshotKey, chunks: AsyncIterator[bytes], promised: Promise
+    ) -> None:
+        """Receive a stage's saved state into room reserved for it, compare, check and keep it."""
+        target = self.leader.incoming / f"snapshot-{secrets.token_hex(8)}"
+        saved = self.leader.office.snapshots
+        async with saved.reserved(key, promised.size_bytes):
+            try:
+                file = await receive(chunks, target, promised.size_bytes, name="the saved state")
+                if (file.sha256, file.size_bytes) != (promised.sha256, promised.size_bytes):
+                    raise SwarmError(
+                        "invalid-input",
+                        f"the {file.size_bytes} bytes that arrived are not the"
+                        f" {promised.size_bytes} that were promised",
+                        hint="send the file again",
+                    )
+                await self.leader.take_snapshot(key, file)
+            except SwarmError as error:
+                if error.code == "storage-full":
+                    await saved.note_paused(key.job_id, error)
+                raise
+            finally:
+                target.unlink(missing_ok=True)
+
+    async def snapshot_for(self, fellow_id: str, key: SnapshotKey) -> StoredFile | None:
+        """A saved file, for a fellow whose order goes on from it."""
+        orders = await self.leader.wait_orders(fellow_id, -1, 0.0)
+        for told in orders.stages:
+            resume = told.order.resume
+            if told.order.job_id != key.job_id or resume is None:
+                continue
+            if (resume.attempt, resume.step) != (key.attempt, key.step):
+                continue
+            for one in resume.files:
+                if one.stage == key.stage:
+                    name = (key.attempt, key.step)
+                    path = self.leader.office.snapshots.path(key.job_id, name, key.stage)
+                    return StoredFile(path, one.size_bytes, one.digest)
+        return None
+
+    async def snapshot_file(self, job_id: str, step: int, stage: int) -> StoredFile | None:
+        """A stage's file of a step that counts as saved."""
+        return await self.leader.office.snapshots.file(job_id, step, stage)
 
     async def token_file(self, fellow_id: str, digest: str) -> StoredFile | None:
         """A token file, for a fellow that has an order for it: a pool's data stays in the pool."""

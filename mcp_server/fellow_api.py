@@ -14,10 +14,11 @@ from starlette.responses import FileResponse, Response
 from starlette.routing import Route
 
 from control.jobs.results import StageKey
+from control.snapshots.keeper import SnapshotKey
 from mcp_server.access import FELLOW_PREFIX, Reception
 from mcp_server.closing import unless_closing
 from mcp_server.hub_files import HubFiles
-from mcp_server.office import Office
+from mcp_server.office import Office, Promise
 from mcp_server.problems import answered
 from mcp_server.rest import FRESH, limited
 from transport.cards import PROTOCOL, Heartbeat
@@ -30,12 +31,17 @@ M = TypeVar("M", bound=BaseModel)
 
 HOLD_S = 25.0
 MAX_MESSAGE = 2 * 1024 * 1024
+SNAPSHOT = "/jobs/{job_id}/attempts/{attempt}/snapshots/{step}/stages/{stage}"
 
 
 class _AdapterPath(Model):
     job_id: JobId
     attempt: int
     stage: int
+
+
+class _SnapshotPath(_AdapterPath):
+    step: int
 
 
 class _TokenPath(Model):
@@ -63,6 +69,8 @@ class FellowApi:
             ("/orders", "GET", self.orders),
             ("/reports", "POST", self.reports),
             ("/jobs/{job_id}/attempts/{attempt}/stages/{stage}/adapter", "PUT", self.adapter),
+            (SNAPSHOT, "PUT", self.take_snapshot),
+            (SNAPSHOT, "GET", self.give_snapshot),
             ("/tokens/{digest}", "GET", self.tokens),
             ("/hub/{repo:path}/resolve/{revision}/{file:path}", "GET", hub.file),
             ("/hub/api/models/{repo:path}/revision/{revision}", "GET", hub.info),
@@ -107,16 +115,34 @@ class FellowApi:
         """A stage's trained tensors: streamed to disk, compared with the promised digest."""
         fellow_id = await self.reception.fellow(request)
         where = parse_strings(_AdapterPath, request.path_params)
-        promised = request.headers.get("x-content-sha256", "")
-        if not re.fullmatch(r"[0-9a-f]{64}", promised):
-            raise SwarmError(
-                "invalid-input",
-                "the header X-Content-SHA256 is missing or no SHA-256 in hex",
-                hint="send the file's digest with it",
-            )
+        promised = _promised_digest(request)
         key = StageKey(fellow_id, where.job_id, where.attempt, where.stage)
         await self.office.take_adapter(key, request.stream(), promised)
         return Response(status_code=204)
+
+    async def take_snapshot(self, request: Request) -> Response:
+        """A stage's saved state: into room reserved by its promised size, then checked."""
+        fellow_id = await self.reception.fellow(request)
+        key = _snapshot_key(fellow_id, request)
+        size = request.headers.get("content-length", "")
+        if not re.fullmatch(r"[0-9]{1,15}", size) or int(size) == 0:
+            raise SwarmError(
+                "invalid-input",
+                "the header Content-Length is missing or no size",
+                hint="say how large the file is, so that room can be kept for it",
+            )
+        promised = Promise(_promised_digest(request), int(size))
+        await self.office.take_snapshot(key, request.stream(), promised)
+        return Response(status_code=204)
+
+    async def give_snapshot(self, request: Request) -> Response:
+        """A saved file, to the fellow whose order goes on from it; whole or by range."""
+        fellow_id = await self.reception.fellow(request)
+        key = _snapshot_key(fellow_id, request)
+        stored = await self.office.snapshot_for(fellow_id, key)
+        if stored is None:
+            raise not_found("saved step", str(key.step), hint="ask for the one in your order")
+        return FileResponse(stored.path, headers={"etag": f'"{stored.sha256}"'})
 
     async def tokens(self, request: Request) -> Response:
         """A token file, whole or by range."""
@@ -145,6 +171,22 @@ async def _message(request: Request, model: type[M]) -> M:
             facts={"protocol": protocol, "leader_protocol": PROTOCOL},
         )
     return told
+
+
+def _snapshot_key(fellow_id: str, request: Request) -> SnapshotKey:
+    where = parse_strings(_SnapshotPath, request.path_params)
+    return SnapshotKey(fellow_id, where.job_id, where.attempt, where.stage, where.step)
+
+
+def _promised_digest(request: Request) -> str:
+    promised = request.headers.get("x-content-sha256", "")
+    if not re.fullmatch(r"[0-9a-f]{64}", promised):
+        raise SwarmError(
+            "invalid-input",
+            "the header X-Content-SHA256 is missing or no SHA-256 in hex",
+            hint="send the file's digest with it",
+        )
+    return promised
 
 
 def _is_own(fellow_id: str, told: str) -> None:

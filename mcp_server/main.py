@@ -10,11 +10,13 @@ import signal
 import socket
 import sys
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from control.settings import Settings, load
 from mcp_server.logs import start_logging
+from mcp_server.relay_process import RelayProcess, listen_for_relay
 from mcp_server.rooms import refuse_strangers
 from transport.errors import SwarmError
 
@@ -48,7 +50,21 @@ def _lead(words: list[str]) -> int:
     start_logging(settings.log_level)
     with listen(settings.host, settings.port) as listener:
         port = listener.getsockname()[1]
-        return asyncio.run(serve(settings.model_copy(update={"port": port}), listener, proxy))
+        ports: dict[str, int] = {"port": port}
+        relay = listen_for_relay(settings, port)
+        if relay is not None:
+            ports["relay_port"] = relay.getsockname()[1]
+        sockets = Sockets(listener, relay)
+        return asyncio.run(serve(settings.model_copy(update=ports), sockets, proxy))
+
+
+@dataclass(frozen=True)
+class Sockets:
+    """What the leader listens on."""
+
+    leader: socket.socket
+    relay: socket.socket | None
+    """None when its relay is elsewhere or there is none."""
 
 
 class _Parser(argparse.ArgumentParser):
@@ -67,6 +83,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--port", type=int, help="0 = any free one; default 7420")
     parser.add_argument("--data", type=Path, help="folder for everything the leader keeps")
     parser.add_argument("--public", dest="public_url", metavar="URL", help="how others reach it")
+    parser.add_argument("--relay", metavar="WHERE", help="own, none, or HOST:PORT of another")
+    parser.add_argument("--relay-port", type=int, help="of its own relay; default 7421")
+    parser.add_argument("--relay-key-file", type=Path, help="the key of a relay elsewhere")
     parser.add_argument("--log-level", choices=("debug", "info", "warning", "error"))
     parser.add_argument(
         "--insecure-lan",
@@ -128,7 +147,7 @@ def listen(host: str, port: int) -> socket.socket:
     return listener
 
 
-async def serve(settings: Settings, listener: socket.socket, proxy: str | None) -> int:
+async def serve(settings: Settings, sockets: Sockets, proxy: str | None) -> int:
     """Run the leader until SIGTERM or SIGINT."""
     import uvicorn
 
@@ -140,7 +159,11 @@ async def serve(settings: Settings, listener: socket.socket, proxy: str | None) 
     with suppress(OSError):  # the leader says better what is wrong with a folder
         settings.data.mkdir(mode=0o700, parents=True, exist_ok=True)
     leader = await Leader.open(settings)
+    relay = None
     try:
+        if sockets.relay is not None:
+            relay = RelayProcess(sockets.relay, leader.office.relay_key)
+            relay.start()
         doors = await doors_for(leader, settings)
         leader.start()
         config = uvicorn.Config(
@@ -156,8 +179,10 @@ async def serve(settings: Settings, listener: socket.socket, proxy: str | None) 
             lifespan="on",
         )
         if not asked_to_end:
-            await _run(uvicorn.Server(config), doors, listener, settings)
+            await _run(uvicorn.Server(config), doors, sockets.leader, settings)
     finally:
+        if relay is not None:
+            await relay.close()
         await leader.close()
     return 0
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from control.jobs.results import StageKey
+from control.snapshots.keeper import SnapshotKey
 from control.store.files import StoredFile
 from transport.api.operation import Answer, Operation, Scope
 from transport.cards import Heartbeat
@@ -41,6 +42,14 @@ class Question:
     upload: AsyncIterator[bytes] | None = None
     """The bytes of the operation's upload field, when they came as a stream."""
     progress: Progress | None = None
+
+
+@dataclass(frozen=True)
+class Promise:
+    """What a sender says of an upload before its bytes come."""
+
+    sha256: str
+    size_bytes: int
 
 
 @dataclass(frozen=True)
@@ -93,6 +102,16 @@ class Office(Protocol):
         Refused before a byte is read when it is not this fellow's stage of the running attempt,
         and afterwards when what arrived is not what was promised.
         """
+
+    async def take_snapshot(
+        self, key: SnapshotKey, chunks: AsyncIterator[bytes], promised: Promise
+    ) -> None:
+        """Keep a stage's saved state of a step, streamed; the same bytes again change nothing."""
+
+    async def snapshot_for(self, fellow_id: str, key: SnapshotKey) -> StoredFile | None:
+        """A saved file, for a fellow whose order goes on from it."""
+
+    async def snapshot_file(self, job_id: str, step: int, stage: int) -> StoredFile | None: ...
 
     async def token_file(self, fellow_id: str, digest: str) -> StoredFile | None: ...
 

@@ -21,14 +21,22 @@ from transport.api.buckets import MODELS_EXPORT
 from transport.api.catalog import OPERATIONS
 from transport.api.jobs import JOBS_GET
 from transport.api.operation import Operation
+from transport.api.saved_states import JOBS_SNAPSHOTS
 from transport.errors import SwarmError, not_found
-from transport.schema import parse_strings
+from transport.ids import JobId
+from transport.schema import Model, parse_strings
 from transport.units import human_bytes
 
 API = "/api/v1"
 MAX_JSON = 4 * 1024 * 1024
 MAX_UPLOAD = 256 * 10**9
 NOT_A_FILE = ("multipart/", "application/x-www-form-urlencoded")
+
+
+class _SavedPath(Model):
+    job_id: JobId
+    step: int
+    stage: int
 
 
 class Rest:
@@ -39,12 +47,13 @@ class Rest:
         self.reception = reception
 
     def routes(self) -> list[Route]:
-        """One route an operation, two kinds of download, and the description of them all."""
+        """One route an operation, three kinds of download, and the description of them all."""
         told = [self._route(operation) for operation in OPERATIONS.values()]
         return [
             *told,
             Route(f"{API}/jobs/{{job_id}}/adapter/{{file}}", answered(self.adapter)),
             Route(f"{API}/jobs/{{job_id}}/records.jsonl", answered(self.records)),
+            Route(f"{API}/jobs/{{job_id}}/snapshots/{{step}}/{{stage}}", answered(self.snapshot)),
             Route(f"{API}/openapi.json", answered(self.openapi), name="openapi"),
         ]
 
@@ -69,6 +78,17 @@ class Rest:
         stored = await self.calls.office.adapter_file(job_id, name)
         if stored is None:
             raise not_found("adapter file", name, hint="models_export lists the files of a job")
+        return FileResponse(stored.path, headers={"etag": f'"{stored.sha256}"'}, filename=name)
+
+    async def snapshot(self, request: Request) -> Response:
+        """A stage's file of a saved step, of a job that the caller may see."""
+        job_id = request.path_params["job_id"]
+        await self._may_see(JOBS_SNAPSHOTS, request, job_id)
+        where = parse_strings(_SavedPath, request.path_params)
+        stored = await self.calls.office.snapshot_file(job_id, where.step, where.stage)
+        if stored is None:
+            raise not_found("saved file", str(where.step), hint="jobs_snapshots lists them")
+        name = f"{job_id}-step-{where.step}-stage-{where.stage}.safetensors"
         return FileResponse(stored.path, headers={"etag": f'"{stored.sha256}"'}, filename=name)
 
     async def records(self, request: Request) -> Response:

@@ -132,6 +132,33 @@ def fetch_token_file(
     return path, downloaded
 
 
+def fetch_file(
+    leader: LeaderAccess,
+    url: str,
+    path: Path,
+    known_by: tuple[str, int],
+    check: Callable[[], None],
+) -> None:
+    """Download one file whose SHA-256 and size are known.
+
+    Raises:
+        SwarmError: not-enough-disk; what the leader refused with; unreachable; invalid-input when
+            what arrived is not that file.
+    """
+    digest, size = known_by
+    refuse_full_disk(path.parent, size, path.name)
+    part = path.with_name(f"{path.name}.part")
+    _download(leader, url, part, size, check)
+    if (found := _sha256(part)) != digest:
+        part.unlink()
+        raise SwarmError(
+            "invalid-input",
+            f"{path.name} arrived damaged: its SHA-256 is {found[:12]}…, not {digest[:12]}…",
+            hint="resume again; if it happens twice, check the leader's disk",
+        )
+    part.replace(path)
+
+
 def _adopt_part(folder: Path, digest: str, part: Path) -> None:
     """Go on with what an earlier worker, now gone, had fetched."""
     for old in sorted(folder.glob(f"{digest}.*.part")):

@@ -21,6 +21,7 @@ from stage_runtime.optim import (
     set_rate,
     squared_norm,
 )
+from stage_runtime.snapshot import Saver
 from stage_runtime.stage import StageModule
 from stage_runtime.stage_group import StageGroup
 from stage_runtime.tied import TiedTable
@@ -43,6 +44,10 @@ class RunningStage:
     device: torch.device
     """Of the stage's first block: where its input goes."""
     last_loss: float | None = None
+    saver: Saver | None = None
+    """Saves the stage's state; None when nothing is saved."""
+    savers_busy: int = 0
+    """Stages whose last saved copy was still on its way when this step ended."""
     tied: TiedTable | None = None
     """When the first and the last stage train one table."""
 
@@ -89,9 +94,7 @@ def run_step(stage: RunningStage, step: int, batch: Batch | None) -> StepOutcome
     waited = stage.group.wait_s
     stage.module.moment.begin_step(step)
     stage.module.train()
-    if stage.loss is not None and batch is not None:
-        stage.loss.begin(batch.num_targets)
-    stage.schedule.step(*_inputs(stage, batch), **_targets(stage, batch), return_outputs=False)
+    run_batch(stage, batch)
     if stage.tied is not None:
         stage.tied.gather()
     own = squared_norm(stage.trained)
@@ -119,6 +122,13 @@ def run_step(stage: RunningStage, step: int, batch: Batch | None) -> StepOutcome
     )
 
 
+def run_batch(stage: RunningStage, batch: Batch | None) -> None:
+    """Forward and backward of all micro-batches; gradients are left on the weights."""
+    if stage.loss is not None and batch is not None:
+        stage.loss.begin(batch.num_targets)
+    stage.schedule.step(*_inputs(stage, batch), **_targets(stage, batch), return_outputs=False)
+
+
 def _inputs(stage: RunningStage, batch: Batch | None) -> tuple[torch.Tensor, ...]:
     if not stage.order.is_first:
         return ()
@@ -143,8 +153,10 @@ def _exchange(stage: RunningStage, own_squared_norm: float) -> _Verdict:
             float(not good_loss),
             float(tally.tokens if tally is not None else 0),
             float(tally.empty_micro_batches if tally is not None else 0),
+            float(stage.saver is not None and stage.saver.is_busy),
         ]
     )
+    stage.savers_busy = int(totals[6])
     return _Verdict(
         totals[0], totals[1] > 0, totals[2], totals[3] > 0, int(totals[4]), int(totals[5])
     )

@@ -16,7 +16,7 @@ import torch
 
 from stage_runtime.adapters import digest_of, make_trainable
 from stage_runtime.batches import Batch, Sequences, indices_of_step, open_sequences
-from stage_runtime.boundaries import open_boundaries
+from stage_runtime.boundaries import Boundaries
 from stage_runtime.card_memory import CardMeter, device_of
 from stage_runtime.checkpoint import Checkpoint
 from stage_runtime.checkpoint_share import StageSpan
@@ -28,6 +28,8 @@ from stage_runtime.optim import adamw
 from stage_runtime.process_group import TensorKind
 from stage_runtime.progress import StepLog, tell_data, tell_share
 from stage_runtime.result import SavedFile, save_trained
+from stage_runtime.saved_state import read_constants, restore
+from stage_runtime.snapshot import SavePlace, Saver
 from stage_runtime.stage import (
     DTYPES,
     BlockPlan,
@@ -38,7 +40,7 @@ from stage_runtime.stage import (
     wrap_blocks,
 )
 from stage_runtime.stage_group import StageGroup, torch_group
-from stage_runtime.step import RunningStage, StepOutcome, run_step
+from stage_runtime.step import RunningStage, StepOutcome, run_batch, run_step
 from stage_runtime.tied import tied_kinds, tied_table
 from transport.errors import SwarmError
 from transport.orders import StageOrder
@@ -193,31 +195,62 @@ def crossing_kinds(run: LoadedRun) -> list[TensorKind]:
     return [boundary_of(run), *tied_kinds(run.stage, run.order)]
 
 
-def train(run: LoadedRun, group: StageGroup, report: Report, work_folder: Path) -> SavedFile:
-    """Run the whole training of the stage; returns its saved result.
+def train(
+    run: LoadedRun,
+    group: StageGroup,
+    report: Report,
+    work_folder: Path,
+    place: SavePlace | None = None,
+) -> SavedFile:
+    """Run the whole training of the stage, or the rest of it; returns its saved result.
+
+    place: where its state is saved on the way, and what it goes on from.
 
     Raises:
         SwarmError, torch.OutOfMemoryError: possibly inside what the engine raises.
     """
     order, meter = run.order, run.meter
     with meter.counting():
-        open_boundaries(order, run.stage.facts.hidden, group)
         stage = _assemble(run, group)
+        boundaries = _boundaries(run, group, place)
+        done = _go_on(stage, place)
         if order.evaluate_base:
             _evaluate(run, stage, "base", 0, report)
+        boundaries.open(lambda count: _calibrate(run, stage, count))
+        if stage.saver is not None:
+            stage.saver.keep(boundaries.state())
     tell_data(order)
     steps = StepLog(order.settings.steps)
-    for step in range(1, order.settings.steps + 1):
-        outcome = _one_step(run, stage, step)
+    for step in range(done + 1, order.settings.steps + 1):
+        outcome = _one_step(run, stage, step, is_counted=step - done <= COUNTED_STEPS)
         steps.tell(outcome)
         _tell_step(outcome, report)
-        if step == min(COUNTED_STEPS, order.settings.steps):
+        if stage.saver is not None:
+            stage.saver.after_step(step, outcome.step_s, stage.savers_busy)
+        if step == min(done + COUNTED_STEPS, order.settings.steps):
             _tell_memory(meter, report)
         if _is_due(order, step):
             _evaluate(run, stage, "during", step, report)
     _evaluate(run, stage, "trained", order.settings.steps, report)
     _tell_memory(meter, report)
+    if stage.saver is not None:
+        stage.saver.close()
     return save_trained(work_folder, order, run.trained)
+
+
+def _go_on(stage: RunningStage, place: SavePlace | None) -> int:
+    """Put a saved step back, and begin to save; the number of steps that are done."""
+    order, done = stage.order, 0
+    if order.resume is not None:
+        assert place is not None
+        found = restore(order, stage.trained, stage.optimizer, place.resumed)
+        done = found.step
+        if stage.tied is not None:
+            stage.tied.spread()  # the last stage's copy of the table is not saved
+        log.info("goes on after step %d, from %d saved tensors", done, found.tensors)
+    if order.settings.snapshot_every_steps and place is not None and place.leader.url:
+        stage.saver = Saver(order, stage.trained, stage.optimizer, place)
+    return done
 
 
 def _assemble(run: LoadedRun, group: StageGroup) -> RunningStage:
@@ -254,9 +287,27 @@ def _no_loss(*_: Any) -> torch.Tensor:
     raise AssertionError("only the last stage computes a loss")
 
 
-def _one_step(run: LoadedRun, stage: RunningStage, step: int) -> StepOutcome:
+def _boundaries(run: LoadedRun, group: StageGroup, place: SavePlace | None) -> Boundaries:
+    """The stage's boundaries, with what a saved step has of them."""
+    made = Boundaries(run.order, run.stage.facts.hidden, run.devices, group)
+    if place is not None:
+        made.load(read_constants(run.order, place.resumed))
+    return made
+
+
+def _calibrate(run: LoadedRun, stage: RunningStage, count: int) -> None:
+    """Run the first batches forward and backward, without dropout, and change nothing."""
+    stage.module.eval()
+    for step in range(1, count + 1):
+        stage.group.begin_step(0)
+        stage.module.moment.begin_step(0)
+        run_batch(stage, _batch(run, step))
+        stage.optimizer.zero_grad(set_to_none=True)
+
+
+def _one_step(run: LoadedRun, stage: RunningStage, step: int, *, is_counted: bool) -> StepOutcome:
     batch = _batch(run, step)
-    if step <= COUNTED_STEPS:
+    if is_counted:
         with run.meter.counting():
             return run_step(stage, step, batch)
     outcome = run_step(stage, step, batch)

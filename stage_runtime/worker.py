@@ -16,6 +16,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import torch
 from huggingface_hub.utils.tqdm import disable_progress_bars
@@ -27,11 +28,13 @@ from stage_runtime.channel import Channel, ReportedLog
 from stage_runtime.checkpoint import Checkpoint
 from stage_runtime.download import fetch_stage
 from stage_runtime.leader_files import LeaderAccess, fetch_token_file
+from stage_runtime.link_paths import PathTeller
 from stage_runtime.process_group import Paused, find_cause, make_group
 from stage_runtime.result import SavedFile, upload
+from stage_runtime.snapshot import SavePlace, fetch_saved
 from stage_runtime.stage_group import LauncherGroup, StageGroup
 from stage_runtime.train import LoadedRun, crossing_kinds, load, span_of, train
-from transport.direct import PipelineLinks
+from transport.direct import LinkOptions, PipelineLinks
 from transport.errors import SwarmError
 from transport.link import LinkName
 from transport.orders import Links, StageOrder, WorkerLinks, WorkerPause, WorkerStart
@@ -163,6 +166,7 @@ class _Worker:
         self.control = control
         self.leader = LeaderAccess(start.leader_url, start.leader_token, start.leader_pin)
         self.links: PipelineLinks | None = None
+        self._paths = PathTeller(channel)
         self.group: StageGroup | None = None
 
     def run(self) -> None:
@@ -171,6 +175,8 @@ class _Worker:
         _empty(work)
         self._bind()
         checkpoint, token_file, fetched = self._fetch()
+        resumed = fetch_saved(self.leader, self.order, work, self.control.check)
+        place = SavePlace(self.leader, work / "snapshots", resumed)
         self.control.check()
         loaded = load(self.order, checkpoint, token_file, self.channel.report, fetched)
         self.control.check()
@@ -179,7 +185,7 @@ class _Worker:
         self.group.begin_step(0)
         log.info("ready; waiting until every stage is")
         self.group.exchange([0.0], timeout_s=OTHERS_LOAD_S)
-        saved = train(loaded, self.group, self.channel.report, work)
+        saved = train(loaded, self.group, self.channel.report, work, place)
         # Nobody needs a neighbour any more; a file that is long on its way must not hold links.
         self.group.close()
         self._bring(saved)
@@ -189,7 +195,8 @@ class _Worker:
         if order.settings.backend != "swarm":
             return
         name = LinkName(order.job_id, order.attempt, order.stage, order.stage)
-        self.links = PipelineLinks.open(name, order.num_stages, self.start.listen_address)
+        options = LinkOptions(more_addresses=self.start.more_addresses, on_path=self._paths.tell)
+        self.links = PipelineLinks.open(name, order.num_stages, self.start.listen_address, options)
         endpoint = self.links.endpoint
         self.channel.report(
             StageBound, public_key=endpoint.public_key, endpoints=list(endpoint.endpoints)
@@ -212,7 +219,7 @@ class _Worker:
             return LauncherGroup(self.order)
         if self.order.num_stages > 1:
             links = self.control.wait_for_links(self.order.settings.link_timeout_s)
-            self.links.connect(links)
+            self.links.connect(links, urlsplit(self.start.leader_url).hostname or "")
         return make_group(self.order, self.links, crossing_kinds(loaded))
 
     def _bring(self, saved: SavedFile) -> None:

@@ -10,6 +10,10 @@ from transport.schema import Told
 PROTOCOL = 1  # the heartbeat's and the frame header's; a leader speaks this one and the one before
 
 NumberFormat = Literal["float32", "bfloat16", "float16", "int8", "nf4"]
+PathKind = Literal["local", "lan", "mesh", "public", "direct", "relay", "none"]
+"""How a neighbour is reached. "direct": this end was dialled, so only the other one knows the
+address. "none": not at all at this moment.
+"""
 CardKind = Literal["cuda", "rocm", "mps", "xpu", "cpu"]
 Text64 = Annotated[str, Field(max_length=64)]
 Text200 = Annotated[str, Field(max_length=200)]
@@ -78,6 +82,20 @@ class MachineReport(Told):
     cached_models: Annotated[list[Text200], Field(max_length=256)] = []
 
 
+class LinkStatus(Told):
+    """One link of a stage that runs now. Bytes are whole frames since its attempt's start."""
+
+    neighbour: Annotated[int, Field(ge=0, le=255)]
+    """The stage at its other end."""
+    path: PathKind
+    untrusted_why: Annotated[str, Field(max_length=500)] = ""
+    """Why no better way is used, as the fellow tells it; "" when none is known."""
+    sent_bytes: Bytes
+    received_bytes: Bytes
+    resent_frames: Annotated[int, Field(ge=0)] = 0
+    """Frames that went again after a broken connection or a move to another way."""
+
+
 class StageStatus(Told):
     """A stage worker that the fellow runs now."""
 
@@ -92,6 +110,7 @@ class StageStatus(Told):
     """The worker process's memory, as the system counts it."""
     card_bytes: list[Bytes] = []
     """Tensor bytes it holds on each of its cards."""
+    links: Annotated[list[LinkStatus], Field(max_length=2)] = []
 
 
 class Heartbeat(Told):

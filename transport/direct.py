@@ -6,7 +6,7 @@ is let in yet), tells the leader where it listens, and connects once the leader 
     name = LinkName(order.job_id, order.attempt, order.stage, neighbour=order.stage)
     links = PipelineLinks.open(name, order.num_stages, start.listen_address)
     links.endpoint                 # -> StageBound(public_key, endpoints)
-    links.connect(worker_links.links)
+    links.connect(worker_links.links, relay_host)
     ...                            # hand `links` to stage_runtime.process_group.make_group
     links.close()
 
@@ -15,170 +15,28 @@ All calls come from one thread, the one that trains.
 
 import ipaddress
 import time
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from typing import Any, Final, Self
 
 import zmq
-from zmq.utils.monitor import recv_monitor_message
 
+from transport.candidates import MESH_MARK, Candidate, told_endpoint
 from transport.errors import SwarmError
-from transport.frames import HEADER_BYTES, Buffer
+from transport.frames import HEADER_BYTES
 from transport.keys import KeyPair, new_key_pair
-from transport.link import Change, Link, LinkName, Pollable
-from transport.orders import Links, Neighbour
-from transport.zap import ZapHandler, bind_socket, dial_socket
+from transport.link import Link, LinkName
+from transport.orders import Links, Neighbour, RelayRoute
+from transport.reach import Reach, Reached, Ways
+from transport.zap import ZapHandler, answer_socket, bind_socket, dial_socket, through
+from transport.zmq_wire import ZmqWire
 
 MAX_FRAME_BYTES: Final = HEADER_BYTES + 1_000_000_000
-CANDIDATE_S: Final = 3.0
-"""How long one of several addresses of a neighbour is tried before the next."""
-REFUSED_S: Final = 0.2
-"""How long after a refusal the neighbour is dialled again."""
-_EVENTS: Final = (
-    zmq.EVENT_DISCONNECTED
-    | zmq.EVENT_HANDSHAKE_SUCCEEDED
-    | zmq.EVENT_HANDSHAKE_FAILED_AUTH
-    | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
-    | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
-)
-
-
-class DirectWire:
-    """One DEALER as a wire: frames, and the neighbour's connections as its monitor tells them."""
-
-    needs_crc = False  # CURVE's Poly1305 covers every byte
-
-    def __init__(self, socket: zmq.Socket[Any], *, is_bound: bool) -> None:
-        self.trouble = "the neighbour has not connected yet"
-        self._socket = socket
-        self._monitor = socket.get_monitor_socket(_EVENTS)
-        self._is_bound = is_bound
-        self._is_up = False
-        self._is_refused = False
-        self._neighbour_fds: set[int] = set()
-        self._closed_fds: set[int] = set()
-        """Were the neighbour's; frames that came on them may still wait to be read."""
-        self._candidates: list[str] = []
-        self._dialled: str | None = None
-        self._dialled_at = 0.0
-        self._is_closed = False
-
-    @property
-    def pollables(self) -> list[Pollable]:
-        """The socket and its monitor."""
-        return [self._socket, self._monitor]
-
-    def dial(self, endpoints: Iterable[str]) -> None:
-        """Connect to the neighbour under the first of its addresses that answers."""
-        self._candidates = list(endpoints)
-        self._dial_next()
-
-    def send(self, frame: bytearray) -> bool:
-        """Hand the frame to ZeroMQ without copying it; False while no connection stands."""
-        try:
-            self._socket.send(frame, zmq.NOBLOCK, copy=False)
-        except zmq.Again:
-            # Asking for the events makes ZeroMQ notice a connection that has just come up.
-            if not self._can_send():
-                return False
-            try:
-                self._socket.send(frame, zmq.NOBLOCK, copy=False)
-            except zmq.Again:
-                return False
-        return True
-
-    def events(self) -> Iterator[Change | Buffer]:
-        """Connections first, so that frames of a new one come after the news of it."""
-        if self._is_closed:
-            return
-        yield from self._changes()
-        yield from self._arrivals()
-        if self._wants_other_address():
-            self._dial_next()
-
-    def close(self, linger_s: float) -> None:
-        """Close socket and monitor; queued frames get up to linger_s to leave."""
-        if self._is_closed:
-            return
-        self._is_closed = True
-        self._socket.disable_monitor()
-        self._monitor.close(linger=0)
-        self._socket.close(linger=round(linger_s * 1000))
-
-    def _can_send(self) -> bool:
-        return bool(int(self._socket.events) & zmq.POLLOUT)
-
-    def _wants_other_address(self) -> bool:
-        if self._dialled is None or self._is_up:
-            return False
-        # libzmq dials again by itself, but not after a refusal; and a neighbour that has not yet
-        # been told of this stage refuses it. (Status 300 would leave both waiting for 5 s.)
-        limit_s = REFUSED_S if self._is_refused else CANDIDATE_S
-        may_help = len(self._candidates) > 1 or self._is_refused
-        return may_help and time.monotonic() - self._dialled_at > limit_s
-
-    def _dial_next(self) -> None:
-        if self._dialled is not None:
-            self._socket.disconnect(self._dialled)
-        self._dialled = self._candidates[0]
-        self._candidates.append(self._candidates.pop(0))
-        self._dialled_at = time.monotonic()
-        self._is_refused = False
-        self._socket.connect(self._dialled)
-
-    def _changes(self) -> Iterator[Change]:
-        while self._monitor.poll(0):
-            message = recv_monitor_message(self._monitor)
-            match message["event"]:
-                case zmq.EVENT_HANDSHAKE_SUCCEEDED:
-                    self._closed_fds.clear()
-                    yield self._turn(is_up=True)
-                case zmq.EVENT_DISCONNECTED:
-                    if self._was_neighbour(message["value"]):
-                        yield self._turn(is_up=False)
-                case zmq.EVENT_HANDSHAKE_FAILED_AUTH:
-                    self._is_refused = True
-                    self.trouble = "the neighbour refuses this stage's key"
-                case _ if not self._is_bound:
-                    self._is_refused = True
-                    self.trouble = "what answers there is not the neighbour"
-        # Closed before its first frame had shown its descriptor: then nothing can be sent.
-        if self._is_bound and self._is_up and not self._can_send():
-            yield self._turn(is_up=False)
-
-    def _turn(self, *, is_up: bool) -> Change:
-        self._is_up = is_up
-        self.trouble = "" if is_up else "its connection closed"
-        self._dialled_at = time.monotonic()
-        return Change(is_up)
-
-    def _was_neighbour(self, fd: int) -> bool:
-        """Whether the connection that closed had been one with the neighbour.
-
-        A bound socket is told of strangers too; only the neighbour's frames have shown which
-        descriptor is his. A dialling one is told of handshakes that never succeeded.
-        """
-        if not self._is_bound:
-            return self._is_up
-        if fd not in self._neighbour_fds:
-            return False
-        self._neighbour_fds.discard(fd)
-        self._closed_fds.add(fd)
-        return True
-
-    def _arrivals(self) -> Iterator[Change | Buffer]:
-        while True:
-            try:
-                frame = self._socket.recv(zmq.NOBLOCK, copy=False)
-            except zmq.Again:
-                return
-            if frame.more:
-                raise SwarmError("stage-failed", "a neighbour sent a message of several parts")
-            if self._is_bound and (fd := frame.get(zmq.SRCFD)) not in self._closed_fds:
-                self._neighbour_fds.add(fd)
-                if not self._is_up:  # another connection closed, this one stands
-                    yield self._turn(is_up=True)
-            yield frame.buffer
+MAX_ENDPOINTS: Final = 8
+RELAYED_GRACE_S: Final = 60.0
+"""How long a link that may go through a relay may be down: the relay, or its leader, restarts."""
+OnPath = Callable[[Link, Reached], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,7 +53,13 @@ class LinkOptions:
     """Limits of a stage's links."""
 
     reconnect_grace_s: float = 5.0
+    relayed_grace_s: float = RELAYED_GRACE_S
+    """The same, where there is a relay to fall back on."""
     max_frame_bytes: int = MAX_FRAME_BYTES
+    more_addresses: Sequence[str] = ()
+    """Listened on beside the first where that is possible; "mesh+ADDRESS" on a mesh interface."""
+    on_path: OnPath | None = None
+    """Hears, in the links' thread, how a neighbour is reached: on every change and now and then."""
     clock: Callable[[], float] = time.monotonic
 
 
@@ -257,10 +121,27 @@ class PipelineLinks:
                 self.zap, self._keys, self._domain, address, self._options.max_frame_bytes
             )
             endpoints = [self._bound.getsockopt_string(zmq.LAST_ENDPOINT)]
+            endpoints += self._listen_more(self._bound, int(endpoints[0].rpartition(":")[2]))
         self.endpoint = Endpoint(self._keys.public, endpoints)
 
-    def connect(self, links: Links) -> None:
+    def _listen_more(self, socket: zmq.Socket[Any], port: int) -> list[str]:
+        """Bind the other addresses too; one that has gone since it was told is left out."""
+        endpoints = []
+        for told in self._options.more_addresses[: MAX_ENDPOINTS - 1]:
+            address = told.removeprefix(MESH_MARK)
+            for try_port in (str(port), "*"):
+                with suppress(zmq.ZMQError, SwarmError):
+                    socket.bind(f"tcp://{_host(address)}:{try_port}")
+                    bound = socket.getsockopt_string(zmq.LAST_ENDPOINT).rpartition(":")[2]
+                    endpoints.append(told_endpoint(address, int(bound), is_mesh=address != told))
+                    break
+        return endpoints
+
+    def connect(self, links: Links, relay_host: str = "") -> None:
         """Let the previous stage in and dial the next one. Returns at once.
+
+        Args:
+            relay_host: where a relay is whose route names no host: the leader's.
 
         Raises:
             SwarmError: invalid-input when the neighbours are not this stage's.
@@ -270,18 +151,47 @@ class PipelineLinks:
         self._check(links.next, self.name.stage + 1, self.name.stage < self.num_stages - 1)
         self._is_connected = True
         if links.next is not None:
-            socket = dial_socket(
-                self.zap, self._keys, links.next.public_key, self._options.max_frame_bytes
-            )
-            wire = DirectWire(socket, is_bound=False)
-            wire.dial(links.next.endpoints)
-            self.next = self._link(links.next.stage, wire)
+            self.next = self._dialling(links.next, relay_host)
         if links.previous is not None:
-            assert self._bound is not None
-            wire = DirectWire(self._bound, is_bound=True)
-            self._bound = None
-            self.zap.allow(self._domain, links.previous.public_key)
-            self.previous = self._link(links.previous.stage, wire)
+            self.previous = self._answering(links.previous, relay_host)
+
+    def _dialling(self, neighbour: Neighbour, relay_host: str) -> Link:
+        limit = self._options.max_frame_bytes
+
+        def dial() -> zmq.Socket[Any]:
+            return dial_socket(self.zap, self._keys, neighbour.public_key, limit)
+
+        ways = Ways(
+            candidates=[Candidate.read(one) for one in neighbour.endpoints[:MAX_ENDPOINTS]],
+            dial=lambda: ZmqWire(dial(), is_bound=False),
+            relay=_relayed(dial, neighbour.relay, relay_host),
+        )
+        return self._link(neighbour, ways)
+
+    def _answering(self, neighbour: Neighbour, relay_host: str) -> Link:
+        assert self._bound is not None
+        limit = self._options.max_frame_bytes
+
+        def answer() -> zmq.Socket[Any]:
+            return answer_socket(self.zap, self._keys, self._domain, limit)
+
+        bound, self._bound = ZmqWire(self._bound, is_bound=True), None
+        self.zap.allow(self._domain, neighbour.public_key)
+        ways = Ways(bound=bound, relay=_relayed(answer, neighbour.relay, relay_host))
+        return self._link(neighbour, ways)
+
+    def _link(self, neighbour: Neighbour, ways: Ways) -> Link:
+        options = self._options
+        name = LinkName(self.name.job_id, self.name.attempt, self.name.stage, neighbour.stage)
+        grace_s = options.reconnect_grace_s
+        if ways.relay is not None:
+            grace_s = max(grace_s, options.relayed_grace_s)
+        link = Link(name, None, reconnect_grace_s=grace_s, clock=options.clock)
+        on_path = options.on_path
+        if on_path is not None:
+            ways = replace(ways, tell=lambda reached: on_path(link, reached))
+        link.upkeep = Reach(link, ways)
+        return link
 
     def close(self, drain_s: float = 2.0) -> None:
         """Close both links, waiting up to drain_s for each neighbour to confirm what was sent.
@@ -298,11 +208,6 @@ class PipelineLinks:
             self._bound = None
         self.zap.context.term()
 
-    def _link(self, neighbour: int, wire: DirectWire) -> Link:
-        name = LinkName(self.name.job_id, self.name.attempt, self.name.stage, neighbour)
-        options = self._options
-        return Link(name, wire, reconnect_grace_s=options.reconnect_grace_s, clock=options.clock)
-
     def _check(self, neighbour: Neighbour | None, stage: int, is_due: bool) -> None:
         found = None if neighbour is None else neighbour.stage
         if found != (stage if is_due else None) or (
@@ -314,6 +219,23 @@ class PipelineLinks:
                 f"{found} where stage {stage if is_due else None} belongs",
                 hint="send the links of this stage, with the addresses of the one it dials",
             )
+
+
+def _relayed(
+    socket: Callable[[], zmq.Socket[Any]], route: RelayRoute | None, relay_host: str
+) -> Callable[[], ZmqWire] | None:
+    """What opens a socket that dials the neighbour through the relay; None without one."""
+    host = (route.host or relay_host) if route is not None else ""
+    if route is None or not host:
+        return None
+    proxy = f"[{host}]:{route.port}" if ":" in host else f"{host}:{route.port}"
+
+    def open_wire() -> ZmqWire:
+        wire = ZmqWire(through(socket(), proxy), is_bound=False)
+        wire.dial(f"tcp://{route.ticket}:1")
+        return wire
+
+    return open_wire
 
 
 def _host(listen_address: str) -> str:

@@ -32,6 +32,13 @@ ModelId = Annotated[
         r"(@[A-Za-z0-9][A-Za-z0-9._-]{0,63})?$"
     ),
 ]
+DatasetId = Annotated[
+    str,
+    StringConstraints(
+        pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,95}/[A-Za-z0-9][A-Za-z0-9._-]{0,95}"
+        r"(@[A-Za-z0-9][A-Za-z0-9._/-]{0,63})?$"
+    ),
+]
 RequestId = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9._:-]{1,64}$")]
 
 

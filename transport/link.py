@@ -1,8 +1,9 @@
 """A link: numbered frames between two neighbouring stages, in order, each exactly once.
 
 `Wire` is the port: something that carries whole frames and may lose them when its connection
-breaks (`direct.DirectWire` over ZeroMQ, `loopback.LoopbackWire` in memory). `Link` puts go-back-N
-on top: one mechanism for reconnects of any cause. Knows nothing of tensors, steps or plans.
+breaks (`zmq_wire.ZmqWire` over ZeroMQ, `loopback.LoopbackWire` in memory). `Link` puts go-back-N
+on top: one mechanism for reconnects of any cause, and for moving from one wire to a better one in
+the middle of a run. Knows nothing of tensors, steps or plans, nor where a neighbour is reached.
 
 One thread owns a link and calls everything here. Use it so:
     link.send(Header fields ...)   # queued at once; transmitted within a window of 16 frames
@@ -35,6 +36,7 @@ from transport.go_back_n import GoBackN
 ACK_AFTER_FRAMES: Final = 4
 MAX_BREAKS_WITHOUT_PROGRESS: Final = 20
 LINGER_S: Final = 0.5
+FAREWELL_S: Final = 0.3
 Pollable = zmq.Socket[Any] | int
 
 
@@ -76,6 +78,37 @@ class Wire(Protocol):
         """Close, giving what was handed over up to linger_s to leave. Idempotent."""
 
 
+class Upkeep(Protocol):
+    """Whoever gives a link its wires and takes them away; called with the link's thread."""
+
+    @property
+    def pollables(self) -> list[Pollable]:
+        """What becomes readable when `tick` has something to do."""
+
+    def tick(self) -> None:
+        """Look after the wires. Never waits.
+
+        Raises:
+            SwarmError: the link cannot go on.
+        """
+
+    def close(self) -> None:
+        """Let go of everything but the link's wires."""
+
+
+@dataclass(eq=False, slots=True)
+class Path:
+    """One wire of a link. The best one that is up carries what is sent; all are read."""
+
+    wire: Wire
+    rank: int
+    """Lower is better."""
+    is_up: bool = False
+    is_heard: bool = False
+    """A frame has come on its present connection."""
+    owes_hello: bool = False
+
+
 @dataclass(frozen=True, slots=True)
 class LinkName:
     """Which link this is. Frames of another job or attempt are dropped and counted."""
@@ -99,14 +132,16 @@ class LinkCounts:
     fenced_frames: int = 0
     connections: int = 0
     breaks: int = 0
+    switches: int = 0
+    """How often the frames moved to another wire."""
 
 
 class Link:
-    """Frames to and from one neighbour over one wire.
+    """Frames to and from one neighbour over one wire, or the best of several.
 
     Args:
         name: job, attempt and the two stages.
-        wire: owned from now on.
+        wire: owned from now on; None when `add` brings the first one.
         reconnect_grace_s: how long a broken connection may take to come back.
         clock: monotonic seconds.
     """
@@ -114,7 +149,7 @@ class Link:
     def __init__(
         self,
         name: LinkName,
-        wire: Wire,
+        wire: Wire | None,
         *,
         reconnect_grace_s: float = 5.0,
         clock: Callable[[], float] = time.monotonic,
@@ -125,7 +160,12 @@ class Link:
         self.has_left = False
         """The neighbour closed in order: nothing more will come."""
         self.is_up = False
-        self._wire = wire
+        self.upkeep: Upkeep | None = None
+        self.version = 0
+        """Rises whenever `pollables` are others."""
+        self._paths: list[Path] = []
+        self._active: Path | None = None
+        self._crc = wire is not None and wire.needs_crc
         self._grace_s = reconnect_grace_s
         self._clock = clock
         self._core = GoBackN()
@@ -135,18 +175,48 @@ class Link:
         self._acked = 0
         self._gap_told = -1
         self._owed: dict[Kind, None] = {}
-        self._owes_hello = False
         self._is_closed = False
+        if wire is not None:
+            self.add(wire)
 
     @property
     def pollables(self) -> list[Pollable]:
         """Wait on these, then call `service`."""
-        return self._wire.pollables
+        more = self.upkeep.pollables if self.upkeep is not None else []
+        return [*(one for path in self._paths for one in path.wire.pollables), *more]
 
     @property
     def trouble(self) -> str:
         """Why the neighbour is not connected, as far as known."""
-        return self._wire.trouble
+        if self.is_up:
+            return ""
+        told = (path.wire.trouble for path in self._paths if path.wire.trouble)
+        return "; ".join(dict.fromkeys(told))
+
+    @property
+    def active(self) -> Path | None:
+        """The path that frames are sent on, whether or not it is up."""
+        return self._active
+
+    def add(self, wire: Wire, rank: int = 0) -> Path:
+        """Take another wire to the same neighbour; it is used once it is up and the best."""
+        assert wire.needs_crc == self._crc, "frames are written once, for every wire"
+        path = Path(wire, rank)
+        self._paths.append(path)
+        self._active = self._active or path
+        self.version += 1
+        return path
+
+    def remove(self, path: Path) -> None:
+        """Close a wire. What was lost with it goes again on the one that is left."""
+        self._paths.remove(path)
+        path.is_up = False
+        self.version += 1
+        path.wire.close(LINGER_S)
+        self._choose()
+        if path is self._active:
+            self._active = self._paths[0] if self._paths else None
+            self._core.rewind()
 
     @property
     def expected(self) -> int:
@@ -174,7 +244,7 @@ class Link:
             sequence=core.next,
             ack=core.used,
         )
-        sequence = core.keep(encode(numbered, payload, crc=self._wire.needs_crc))
+        sequence = core.keep(encode(numbered, payload, crc=self._crc))
         self._guarded(self._pump)
         return sequence
 
@@ -210,26 +280,36 @@ class Link:
         if text:
             header = replace(header, dtype="uint8", shape=(len(text),))
         if not self._is_closed:
-            self._transmit(encode(header, text, crc=self._wire.needs_crc))
+            self._transmit(encode(header, text, crc=self._crc))
 
     def close(self, drain_s: float = 0.0) -> None:
-        """Wait up to drain_s until the neighbour has confirmed everything, say goodbye, close."""
+        """Wait up to drain_s until the neighbour has confirmed everything, say goodbye, close.
+
+        Takes at most drain_s and, for the goodbye to be heard, 0.3 s.
+        """
         if self._is_closed:
             return
-        deadline = self._clock() + drain_s
-        poller = poller_of([self])
-        while self.unconfirmed and not (self.failure or self.has_left):
-            left_s = deadline - self._clock()
-            if left_s <= 0:
-                break
-            poller.poll(round(min(left_s, 0.1) * 1000) + 1)
-            self.service()
+        self._serve_while(lambda: self.unconfirmed > 0 and not self.has_left, drain_s)
         self.acknowledge()
         if self.failure is None:
             self._owe(Kind.BYE)
             self._guarded(self._pump)
+            # A connection that is closed over unread bytes takes the goodbye along.
+            self._serve_while(lambda: self.is_up and not self.has_left, min(drain_s, FAREWELL_S))
         self._is_closed = True
-        self._wire.close(LINGER_S)
+        if self.upkeep is not None:
+            self.upkeep.close()
+        for path in self._paths:
+            path.wire.close(LINGER_S)
+
+    def _serve_while(self, is_needed: Callable[[], bool], limit_s: float) -> None:
+        deadline = time.monotonic() + limit_s
+        while is_needed() and self.failure is None:
+            left_s = deadline - time.monotonic()
+            if left_s <= 0:
+                return
+            poller_of([self]).poll(round(min(left_s, 0.1) * 1000) + 1)
+            self.service()
 
     def _guarded(self, action: Callable[[], None]) -> None:
         if self.failure is not None or self._is_closed:
@@ -242,24 +322,36 @@ class Link:
             self.failure = LinkFailed(f"the link to stage {self.name.neighbour} broke: {error}")
 
     def _service(self) -> None:
-        for event in self._wire.events():
-            if isinstance(event, Change):
-                self._on_change(event)
-            else:
-                self._on_bytes(event)
+        if self.upkeep is not None:
+            self.upkeep.tick()
+        for path in list(self._paths):
+            for event in path.wire.events():
+                if isinstance(event, Change):
+                    self._on_change(path, event)
+                else:
+                    path.is_heard = True
+                    self._on_bytes(event)
         self._check_grace()
         self._pump()
 
-    def _on_change(self, change: Change) -> None:
-        self._owes_hello = True
+    def _on_change(self, path: Path, change: Change) -> None:
+        path.owes_hello = True
+        path.is_heard = False
+        path.is_up = change.is_up
         self._gap_told = -1
         if change.is_up:
             self.counts.connections += 1
-            self.is_up = True
+            self._choose()
             self._down_since = None
             return
-        self.is_up = False
         self.counts.breaks += 1
+        if path is self._active:
+            self._on_break()
+        self._choose()
+        if not self.is_up and self._down_since is None:
+            self._down_since = self._clock()
+
+    def _on_break(self) -> None:
         # A bound socket may have a second, newer connection: what went into the broken one is
         # asked for by nobody, so send it again here.
         self._core.rewind()
@@ -270,8 +362,15 @@ class Link:
                 "times without a frame getting through",
                 hint="look at the network between the two fellows and at the other stage's log",
             )
-        if self._down_since is None:
-            self._down_since = self._clock()
+
+    def _choose(self) -> None:
+        """Send on the best path that is up: all that is not confirmed goes again there."""
+        best = min((path for path in self._paths if path.is_up), key=_rank, default=None)
+        self.is_up = best is not None
+        if best is not None and best is not self._active:
+            self._active = best
+            self.counts.switches += 1
+            self._core.rewind()
 
     def _check_grace(self) -> None:
         if self._down_since is None or self.has_left:
@@ -285,7 +384,7 @@ class Link:
 
     def _on_bytes(self, data: Buffer) -> None:
         self.counts.received_bytes += len(data)
-        frame = decode(data, crc=self._wire.needs_crc)
+        frame = decode(data, crc=self._crc)
         header = frame.header
         if header.job != self._job or header.attempt != self.name.attempt:
             self.counts.fenced_frames += 1
@@ -303,6 +402,8 @@ class Link:
             case Kind.PAUSE:
                 raise LinkFailed(_stopped(self.name.neighbour, frame.payload), echo=True)
             case Kind.BYE:
+                if not self.has_left:
+                    self._owe(Kind.BYE)  # tells the other side that it was heard
                 self.has_left = True
 
     def _on_numbered(self, frame: Frame) -> None:
@@ -315,7 +416,8 @@ class Link:
             # Ask once for each missing frame: every later one is a gap too until it comes.
             if self._gap_told != self._core.expected:
                 self._gap_told = self._core.expected
-                self._owes_hello = True
+                if self._active is not None:
+                    self._active.owes_hello = True
 
     def _owe(self, kind: Kind) -> None:
         self._owed[kind] = None
@@ -323,27 +425,37 @@ class Link:
     def _pump(self) -> None:
         """Send what is owed until the wire takes no more."""
         core = self._core
-        if self._owes_hello:
-            hello = Header(
-                Kind.HELLO, self._job, self.name.attempt, sequence=core.used, ack=core.expected
-            )
-            if not self._transmit(encode(hello, crc=self._wire.needs_crc)):
-                return
-            self._owes_hello = False
+        for path in self._paths:
+            if path.owes_hello and self._transmit(self._hello(), path):
+                path.owes_hello = False
+        if self._active is None or self._active.owes_hello:
+            return
         while (frame := core.due()) is not None and self._transmit(frame):
             self.counts.resent_frames += core.mark_transmitted()
         for kind in list(self._owed):
             header = Header(kind, self._job, self.name.attempt, ack=core.used)
-            if not self._transmit(encode(header, crc=self._wire.needs_crc)):
+            if not self._transmit(encode(header, crc=self._crc)):
                 return
             del self._owed[kind]
 
-    def _transmit(self, frame: bytearray) -> bool:
-        if not self._wire.send(frame):
+    def _hello(self) -> bytearray:
+        core = self._core
+        header = Header(
+            Kind.HELLO, self._job, self.name.attempt, sequence=core.used, ack=core.expected
+        )
+        return encode(header, crc=self._crc)
+
+    def _transmit(self, frame: bytearray, path: Path | None = None) -> bool:
+        path = path or self._active
+        if path is None or not path.wire.send(frame):
             return False
         self.counts.sent_bytes += len(frame)
         self.counts.sent_frames += 1
         return True
+
+
+def _rank(path: Path) -> int:
+    return path.rank
 
 
 def poller_of(links: Iterable[Link], *more: int) -> zmq.Poller:

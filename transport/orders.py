@@ -83,6 +83,8 @@ class TrainSettings(Model):
     backend: Literal["swarm", "gloo", "nccl"]
     loss_chunk_tokens: Positive
     """Tokens of logits that exist at once in the loss."""
+    snapshot_every_steps: Count = 0
+    """Each stage saves what it would need to go on, after so many steps; 0 = never."""
     quantization: Literal["none", "int8", "nf4"] = "none"
     """How the frozen projections are stored; they compute in dtype. nf4 has its scales quantized
     once more (double quantization). Only with method "lora".
@@ -125,6 +127,27 @@ class CardShare(Model):
     """A CPU card's worker raises out-of-memory past it; on other cards it is what was free."""
 
 
+class SavedStage(Model):
+    """One stage's file of a saved step."""
+
+    stage: Count
+    first_layer: Count
+    last_layer: Count
+    digest: Digest
+    """SHA-256 of the whole file."""
+    size_bytes: Positive
+
+
+class ResumeFrom(Model):
+    """Go on after a saved step instead of from the start."""
+
+    attempt: Positive
+    """Which attempt saved it."""
+    step: Positive
+    files: Annotated[list[SavedStage], Field(min_length=1)]
+    """Those that hold layers of this stage, whatever the split was then."""
+
+
 class StageOrder(Model):
     """Run one stage of one attempt of a job."""
 
@@ -147,6 +170,8 @@ class StageOrder(Model):
     evaluate_base: bool
     """True at a job's first start."""
     plan_id: str
+    resume: ResumeFrom | None = None
+    """Where to go on; None = at step 1."""
 
     @property
     def is_first(self) -> bool:
@@ -159,6 +184,16 @@ class StageOrder(Model):
         return self.stage == self.num_stages - 1
 
 
+class RelayRoute(Model):
+    """One end's way to a boundary through a relay."""
+
+    host: Annotated[str, Field(max_length=253)]
+    """"" = the host under which the fellow reaches its leader."""
+    port: Annotated[int, Field(ge=1, le=65535)]
+    ticket: Annotated[str, Field(max_length=128, pattern=r"^[0-9a-f]+$")]
+    """The host name to ask the relay for; good for this end of this boundary and attempt only."""
+
+
 class Neighbour(Model):
     """How to reach, and recognise, the stage next to this one."""
 
@@ -167,7 +202,11 @@ class Neighbour(Model):
     public_key: Annotated[str, Field(min_length=40, max_length=40)]
     """CURVE, Z85. The only key that this stage's bound socket accepts."""
     endpoints: list[str]
-    """Candidate ZeroMQ addresses of its bound socket, best first; empty when it dials us."""
+    """Candidate ZeroMQ addresses of its bound socket, best first; empty when it dials us. One of a
+    mesh interface begins with "mesh+".
+    """
+    relay: RelayRoute | None = None
+    """How both meet when none of the addresses can be dialled; null when there is no relay."""
 
 
 class Links(Model):
@@ -227,6 +266,8 @@ class WorkerStart(Model):
     """The worker's own; emptied before it starts."""
     listen_address: str
     """IP address that its socket binds."""
+    more_addresses: list[str] = []
+    """Others that it binds where it can; one of a mesh interface begins with "mesh+"."""
 
 
 class WorkerLinks(Model):

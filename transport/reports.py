@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from transport.cards import Bytes, Speed
+from transport.cards import Bytes, PathKind, Speed
 from transport.ids import FellowId, JobId
 from transport.schema import Model, Told
 
@@ -34,6 +34,8 @@ class StageBound(FromStage):
     kind: Literal["bound"] = "bound"
     public_key: Annotated[str, Field(min_length=40, max_length=40)]
     endpoints: Annotated[list[Annotated[str, Field(max_length=200)]], Field(max_length=8)]
+    """Where it listens: "tcp://HOST:PORT", on a mesh interface (Tailscale, WireGuard) "mesh+tcp://…".
+    """
 
 
 class StageLoaded(FromStage):
@@ -48,6 +50,22 @@ class StageLoaded(FromStage):
     downloaded_bytes: Bytes
     adapters_digest: Annotated[str, Field(max_length=64)]
     """SHA-256 of the trainable tensors before step 1."""
+
+
+class LinkPath(FromStage):
+    """How a neighbour is reached, and what has crossed. For the daemon, which tells it on in its
+    heartbeats: never stored.
+    """
+
+    kind: Literal["link"] = "link"
+    neighbour: Annotated[int, Field(ge=0, le=255)]
+    path: PathKind
+    address: Annotated[str, Field(max_length=200)] = ""
+    why: Text500 = ""
+    """Why no better way is used."""
+    sent_bytes: Bytes
+    received_bytes: Bytes
+    resent_frames: Count
 
 
 class StepDone(FromStage):
@@ -105,14 +123,16 @@ class AdapterSaved(FromStage):
 
 
 class Crossed(Told):
-    """What a boundary carried over the whole run: activations and gradients, each frame once,
-    without headers.
+    """What a boundary carried: activations and gradients, each frame once, without headers, in
+    steps and evaluations after the first step.
     """
 
     neighbour: Count
     """The stage on its other side."""
     sent_bytes: Bytes
     received_bytes: Bytes
+    before_bytes: Bytes = 0
+    """Both ways before the first step: a base evaluation, and the calibration of codes."""
 
 
 class StageDone(FromStage):
@@ -135,6 +155,8 @@ class StageFailed(FromStage):
     """True when this stage only noticed that a neighbour failed."""
     exit_code: int | None = None
     """Of the worker process, when the daemon reports its death."""
+    lost: bool = False
+    """True when the process is gone or stuck through no fault of the job: another try may do."""
 
 
 class LogLine(FromStage):
@@ -158,6 +180,7 @@ class Measured(Told):
 
 StageReport = Annotated[
     StageBound
+    | LinkPath
     | StageLoaded
     | StepDone
     | Evaluated

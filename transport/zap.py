@@ -25,6 +25,8 @@ _START_TIMEOUT_S: Final = 5.0
 CURVE_BYTES: Final = 33
 """What CURVE adds to a message: libzmq's limit counts it (measured with libzmq 4.3.5)."""
 MAX_COUNTED_KEYS: Final = 1024
+UNREAD_FRAMES: Final = 64
+"""Frames that may wait unread: a window, those of a second path, and what confirms them."""
 HANDSHAKE_MS: Final = 5_000
 HEARTBEAT_MS: Final = 500
 HEARTBEAT_TIMEOUT_MS: Final = 2_500
@@ -146,17 +148,8 @@ def bind_socket(
     Raises:
         SwarmError: unavailable; no live handler, or the address cannot be bound.
     """
-    assert domain, "an empty domain is never enforced"
-    if not handler.is_alive:
-        raise SwarmError(
-            "unavailable",
-            "no ZAP handler is running: a socket bound now would let every key in",
-            hint="start the handler of this context first",
-        )
-    socket = _dealer(handler, keys, max_frame_bytes)
-    socket.curve_server = True
-    socket.zap_domain = domain.encode()
-    socket.setsockopt(zmq.ZAP_ENFORCE_DOMAIN, 1)
+    socket = answer_socket(handler, keys, domain, max_frame_bytes)
+    socket.immediate = False
     try:
         socket.bind(address)
     except zmq.ZMQError as error:
@@ -166,6 +159,35 @@ def bind_socket(
             f"cannot listen on {address}: {error}",
             hint="check that the fellow's listen address belongs to this machine",
         ) from error
+    return socket
+
+
+def answer_socket(
+    handler: ZapHandler, keys: KeyPair, domain: str, max_frame_bytes: int
+) -> zmq.Socket[Any]:
+    """A DEALER in CURVE's server role that is not bound: the caller connects it to a relay.
+
+    Raises:
+        SwarmError: unavailable; no live handler.
+    """
+    assert domain, "an empty domain is never enforced"
+    if not handler.is_alive:
+        raise SwarmError(
+            "unavailable",
+            "no ZAP handler is running: a socket opened now would let every key in",
+            hint="start the handler of this context first",
+        )
+    socket = _dealer(handler, keys, max_frame_bytes)
+    socket.curve_server = True
+    socket.zap_domain = domain.encode()
+    socket.setsockopt(zmq.ZAP_ENFORCE_DOMAIN, 1)
+    socket.immediate = True  # nothing is queued for a connection that does not stand
+    return socket
+
+
+def through(socket: zmq.Socket[Any], proxy: str) -> zmq.Socket[Any]:
+    """The socket, dialling by a SOCKS5 proxy ("HOST:PORT") from now on."""
+    socket.setsockopt_string(zmq.SOCKS_PROXY, proxy)
     return socket
 
 
@@ -186,7 +208,9 @@ def _dealer(handler: ZapHandler, keys: KeyPair, max_frame_bytes: int) -> zmq.Soc
     socket.linger = 0
     socket.ipv6 = True
     # A finite mark would silently drop frames of a connected slow peer; the link's window bounds.
-    socket.sndhwm = socket.rcvhwm = 0
+    socket.sndhwm = 0
+    # More than an honest neighbour ever has under way; past it TCP makes a dishonest one wait.
+    socket.rcvhwm = UNREAD_FRAMES
     socket.handshake_ivl = HANDSHAKE_MS
     socket.heartbeat_ivl = HEARTBEAT_MS
     socket.heartbeat_timeout = socket.heartbeat_ttl = HEARTBEAT_TIMEOUT_MS

@@ -19,7 +19,7 @@ from transport.units import human_bytes
 @click.option("--name", metavar="NAME", help="Its name in the bucket; the file's own unless told.")
 @click.option("--request-id", metavar="ID", help="The same id again is the same upload.")
 def buckets_add(bucket: str, file: str, name: str | None, request_id: str | None) -> None:
-    """Add the rows of a .jsonl or .txt file to a bucket, streamed.
+    """Add the rows of a .jsonl, .txt, .csv, .parquet or .npy file to a bucket, streamed.
 
     The rows are checked before anything is stored; a wrong line is refused by its number.
     """

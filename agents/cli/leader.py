@@ -44,6 +44,9 @@ _DATA = click.option("--data", metavar="FOLDER", help="Where the leader keeps it
 @click.option("--port", metavar="N", help="7420 unless told; 0 takes a free one.")
 @_DATA
 @click.option("--public", metavar="URL", help="How fellows and people reach this leader.")
+@click.option("--relay", metavar="WHERE", help="Where stages meet: own, none, or HOST:PORT.")
+@click.option("--relay-port", metavar="N", help="Of its own relay; the port after its own.")
+@click.option("--relay-key-file", metavar="FILE", help="The key of a relay elsewhere.")
 @click.option("--log-level", type=click.Choice(["debug", "info", "warning", "error"]))
 @click.option("--insecure-lan", is_flag=True, help="Serve other machines in clear text.")
 @click.option("--trusted-proxy", metavar="ADDRESS", help="A reverse proxy that adds TLS.")

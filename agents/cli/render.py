@@ -13,15 +13,18 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from agents.cli.link_words import boundary_text
+from agents.cli.render_data import data_lines, preview_text
 from agents.log_lines import clean
-from transport.api.buckets import BucketsListed, ModelExported, ModelsListed
+from transport.api.buckets import BucketPreview, BucketsListed, ModelExported, ModelsListed
 from transport.api.fellows import FellowsListed, FellowView
 from transport.api.jobs import Evaluation, JobsListed, JobsLogged, JobsRecorded, JobView
 from transport.api.operation import Answer
 from transport.api.plans import Offer, PlannedCard, PlanView
 from transport.api.pools import ClusterView, InviteView, PoolsListed, TokensListed, TokenView
+from transport.api.saved_states import JobsSaved
 from transport.api.serving import ServePlanView
-from transport.units import human_bytes, human_seconds
+from transport.units import human_bytes, human_count, human_seconds
 
 DASH = "–"
 
@@ -79,10 +82,7 @@ def plan_text(plan: PlanView) -> RenderableType:
         parts.append(_plan_stages(plan))
     parts += [_left_out(card) for card in plan.cards if not card.used]
     parts += [_line("Chosen", f"{c.setting} {_value(c.value)}: {c.reason}") for c in plan.chosen]
-    if plan.data is not None and plan.data.batches is not None:
-        passes = f", {plan.data.passes:.2g} passes" if plan.data.passes is not None else ""
-        words = f"{plan.data.bucket}: {plan.data.tokens} tokens, {plan.data.batches} batches"
-        parts.append(_line("Data", words + passes))
+    parts += data_lines(plan.data)
     parts += [_line("Limit", plan.layout.limit)] if plan.layout.limit else []
     readers = ", ".join(stage.hostname for stage in plan.layout.stages if stage.sees_tokens)
     parts += [_line("Tokens", f"seen by {readers}")] if readers else []
@@ -180,8 +180,13 @@ def job_text(job: JobView) -> RenderableType:
     parts: list[RenderableType] = [head, _line("Step", step + smooth + pace)]
     if job.plan_id:
         parts.append(_line("Plan", f"{job.plan_id}, attempt {job.attempt}"))
+    if job.saved_step is not None:
+        parts.append(_line("Saved", f"step {job.saved_step}, {ago(job.saved_at)}"))
+    if job.saving_paused:
+        parts.append(_line("Saved", clean(job.saving_paused, 300)))
     if job.stages:
         parts.append(_job_stages(job))
+    parts += [_line("Link", boundary_text(one)) for one in job.boundaries if one.path]
     parts += [_line("Held out", _evaluation(one)) for one in job.evaluations]
     parts += [_line("Chosen", f"{c.setting} {_value(c.value)}: {c.reason}") for c in job.chosen]
     parts += [_line("Count", f"{name}: {count}") for name, count in job.counts.items() if count]
@@ -212,6 +217,15 @@ def _job_stages(job: JobView) -> Table:
 def _evaluation(one: Evaluation) -> str:
     when = {"base": "base model", "trained": "trained"}.get(one.moment, f"step {one.step}")
     return f"{when}: loss {one.loss:.4f}, accuracy {one.accuracy:.1%}, {one.sequences} sequences"
+
+
+def _saved(answer: JobsSaved) -> RenderableType:
+    rows = [
+        (one.step, ago(one.saved_at), one.attempt, len(one.files), human_bytes(one.size_bytes))
+        for one in answer.steps
+    ]
+    headings = ("  step>", "saved", "attempt>", "files>", "size>")
+    return Group(Text(answer.summary), table(headings, rows)) if rows else Text(answer.summary)
 
 
 def _jobs(answer: JobsListed) -> RenderableType:
@@ -324,7 +338,7 @@ def _models(answer: ModelsListed) -> RenderableType:
             m.kind,
             m.family or m.base_model_id or DASH,
             m.layers or DASH,
-            f"{m.parameters / 1e6:.0f} M" if m.parameters else DASH,
+            human_count(m.parameters),
             human_bytes(m.size_bytes),
             ago(m.created_at),
         )
@@ -418,11 +432,13 @@ _RENDERERS: dict[type[Answer], Callable[[Any], RenderableType]] = {
     JobsListed: _jobs,
     JobsLogged: _logs,
     JobsRecorded: _records,
+    JobsSaved: _saved,
     FellowsListed: _fellows,
     FellowView: _fellow,
     ClusterView: _cluster,
     PoolsListed: _pools,
     BucketsListed: _buckets,
+    BucketPreview: preview_text,
     ModelsListed: _models,
     TokensListed: _tokens,
     InviteView: _invite,

@@ -20,7 +20,7 @@ from transport.api.buckets import (
 from transport.errors import SwarmError
 from transport.units import human_bytes
 
-_ENDINGS = (".jsonl", ".txt")
+_ENDINGS = (".jsonl", ".txt", ".csv", ".parquet", ".npy")
 
 
 def upload_files(session: Session, client: Client, pool: str, files: list[Path]) -> str:
@@ -66,8 +66,8 @@ def check_data_file(file: Path) -> None:
     if file.suffix not in _ENDINGS:
         raise SwarmError(
             "invalid-input",
-            f"{file.name[:100]!r} is neither .jsonl nor .txt",
-            hint="one JSON object a line, or plain text; rename or convert the file",
+            f"{file.name[:100]!r} ends neither in .jsonl nor in {', '.join(_ENDINGS[1:])}",
+            hint="one JSON object a line, text, a table, or token ids; rename or convert the file",
         )
     if file.stat().st_size == 0:
         raise SwarmError("invalid-input", f"{file.name[:100]!r} is empty", hint="put data into it")

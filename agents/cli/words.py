@@ -39,7 +39,11 @@ COMMANDS: dict[str, Own] = {
     "join": Own(f"{_CLI}.join", "join", "Join this machine to a pool, and run it."),
     "fellow": Own(f"{_CLI}.join", "fellow", "Run this machine, which has joined before."),
     "leader": Own(f"{_CLI}.leader", "leader", "Run a leader; back its data up."),
+    "relay": Own(f"{_CLI}.relay", "relay", "Join stages that cannot dial each other."),
     "demo": Own(f"{_CLI}.demo", "demo", "A leader and three fellows on this machine, training."),
+    "rehearse": Own(
+        f"{_CLI}.rehearse", "rehearse", "Let a pool on this machine go through troubles."
+    ),
     "mcp": Own(f"{_CLI}.mcp", "mcp", "Serve the leader's tools to an agent over stdio."),
     "signin": Own(f"{_CLI}.signin", "signin", "A one-time link that opens the console."),
     "config": Own(f"{_CLI}.config", "config", "Settings, and where each comes from."),
@@ -54,6 +58,9 @@ COMMANDS: dict[str, Own] = {
 INSIDE: dict[tuple[str, str], Own] = {
     ("jobs", "wait"): Own(f"{_CLI}.jobs", "wait", "Wait until a job ends."),
     ("jobs", "logs"): Own(f"{_CLI}.jobs", "logs", "Read a job's log lines."),
+    ("jobs", "snapshots"): Own(
+        f"{_CLI}.saved_states", "jobs_snapshots", "Saved steps of a job; --to fetches the newest."
+    ),
     ("buckets", "add"): Own(f"{_CLI}.files", "buckets_add", "Add a file to a bucket."),
     ("models", "add"): Own(f"{_CLI}.files", "models_add", "Add a checkpoint folder."),
     ("models", "export"): Own(f"{_CLI}.files", "models_export", "Fetch a trained adapter."),

@@ -17,6 +17,7 @@ from typing import Any
 from agents.fellow.attempts import Attempts
 from agents.fellow.forkserver_client import WarmLauncher
 from agents.fellow.identity import Identity, OneDaemon
+from agents.fellow.interfaces import more_addresses
 from agents.fellow.inventory import Inventory, Places, address_towards, read_offers
 from agents.fellow.launcher import Launcher, PlainLauncher
 from agents.fellow.leader_link import LeaderLink
@@ -97,6 +98,8 @@ class Daemon:
                 cache_folder=setting.cache_folder,
                 work_folder=setting.state_folder / "work",
                 listen_address=address,
+                # An address that the owner names is the only one.
+                more_addresses=() if setting.listen_address else more_addresses(address),
                 patience=setting.patience,
             ),
             self._outbox.put,

@@ -36,6 +36,8 @@ class WorkerSetting:
     work_folder: Path
     """Each worker gets a folder of its own below it."""
     listen_address: str
+    more_addresses: tuple[str, ...] = ()
+    """Others that stages listen on where they can; "mesh+ADDRESS" on a mesh interface."""
     patience: Patience = PATIENCE
 
 
@@ -59,11 +61,21 @@ class Supervisor:
         self._tasks: set[asyncio.Task[None]] = set()
         self._turn = asyncio.Lock()
         self._is_closing = False
-        self.sent_bytes = 0
-        self.received_bytes = 0
+        self._ended_bytes = [0, 0]
+        """To and from neighbours, of workers that are gone."""
         self.on_change: Callable[[], None] = lambda: None
         """Called when a worker's phase has changed, or it is gone."""
         self._fail_what_was_lost()
+
+    @property
+    def sent_bytes(self) -> int:
+        """To neighbouring stages since the start."""
+        return self._ended_bytes[0] + sum(w.told.sent_bytes for w in self._workers.values())
+
+    @property
+    def received_bytes(self) -> int:
+        """From neighbouring stages since the start."""
+        return self._ended_bytes[1] + sum(w.told.received_bytes for w in self._workers.values())
 
     def held_bytes(self, card_index: int) -> int:
         """What this machine's own workers hold on a card, by their orders."""
@@ -137,8 +149,6 @@ class Supervisor:
             await asyncio.to_thread(self._attempts.note_start, key)
             worker = await self._launch(key, assignment, intake, folder)
             await worker.watch(self.on_change)
-            self.sent_bytes += worker.told.sent_bytes
-            self.received_bytes += worker.told.received_bytes
         except SwarmError as error:
             intake.fail(f"no worker could be started: {error.message}", hint=error.hint)
         except OSError as error:
@@ -147,7 +157,10 @@ class Supervisor:
                 hint="check the free disk space and memory of this machine",
             )
         finally:
-            self._workers.pop(key, None)
+            gone = self._workers.pop(key, None)
+            if gone is not None:
+                self._ended_bytes[0] += gone.told.sent_bytes
+                self._ended_bytes[1] += gone.told.received_bytes
             self._starting.pop(key, None)
         await asyncio.to_thread(self._forget, key, folder)
         self.on_change()
@@ -193,6 +206,7 @@ class Supervisor:
             cache_folder=str(setting.cache_folder),
             work_folder=str(folder),
             listen_address=setting.listen_address,
+            more_addresses=list(setting.more_addresses),
         )
 
     def _fail_what_was_lost(self) -> None:

@@ -17,16 +17,17 @@ import psutil
 from agents.fellow.launcher import Ended, Process
 from agents.fellow.reconcile import Key, Seen
 from agents.fellow.reports import Intake
-from transport.cards import StageStatus
+from transport.cards import LinkStatus, StageStatus
 from transport.orders import Links, StageOrder, WorkerLinks, WorkerPause, WorkerStart
 from transport.reports import (
     AdapterSaved,
     Evaluated,
-    Report,
+    LinkPath,
     StageBound,
     StageDone,
     StageFailed,
     StageLoaded,
+    StageReport,
     StepDone,
 )
 
@@ -60,12 +61,36 @@ class Told:
     step: int | None = None
     has_failed: bool = False
     is_done: bool = False
-    sent_bytes: int = 0
-    received_bytes: int = 0
+    links: dict[int, LinkPath] = field(default_factory=dict)
+    """Neighbour -> the newest word on the link to it."""
+    whole: StageDone | None = None
 
-    def note(self, report: Report) -> None:
+    @property
+    def sent_bytes(self) -> int:
+        """To its neighbours so far, as far as it has told."""
+        return max(
+            self.whole.sent_bytes if self.whole else 0,
+            sum(link.sent_bytes for link in self.links.values()),
+        )
+
+    @property
+    def received_bytes(self) -> int:
+        """From its neighbours so far, as far as it has told."""
+        return max(
+            self.whole.received_bytes if self.whole else 0,
+            sum(link.received_bytes for link in self.links.values()),
+        )
+
+    @property
+    def paths(self) -> dict[int, tuple[str, str]]:
+        """How its neighbours are reached."""
+        return {neighbour: (link.path, link.why) for neighbour, link in self.links.items()}
+
+    def note(self, report: StageReport) -> None:
         """Learn from one report."""
         match report:
+            case LinkPath():
+                self.links[report.neighbour] = report
             case StageBound():
                 self.phase = "loading"
             case StageLoaded():
@@ -77,8 +102,7 @@ class Told:
             case AdapterSaved():
                 self.phase = "saving"
             case StageDone():
-                self.phase, self.is_done = "done", True
-                self.sent_bytes, self.received_bytes = report.sent_bytes, report.received_bytes
+                self.phase, self.is_done, self.whole = "done", True, report
             case StageFailed():
                 self.phase, self.has_failed = "failed", True
 
@@ -158,15 +182,26 @@ class Worker:
             phase=self.told.phase,
             step=self.told.step,
             resident_bytes=resident,
+            links=[
+                LinkStatus(
+                    neighbour=link.neighbour,
+                    path=link.path,
+                    untrusted_why=link.why,
+                    sent_bytes=link.sent_bytes,
+                    received_bytes=link.received_bytes,
+                    resent_frames=link.resent_frames,
+                )
+                for link in self.told.links.values()
+            ][:2],
         )
 
     async def _read_reports(self, changed: Callable[[], None]) -> None:
         async for line in self.process.channel.lines():
             report = self.intake.take(line)
             if report is not None:
-                before = self.told.phase
+                before = self.told.phase, self.told.paths
                 self.told.note(report)
-                if self.told.phase != before:
+                if (self.told.phase, self.told.paths) != before:
                     changed()
 
     async def _read_printed(self) -> None:

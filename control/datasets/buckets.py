@@ -4,13 +4,17 @@ Files lie on disk under the hash of their bytes; the database says which bucket 
 """
 
 import asyncio
-from collections.abc import AsyncIterator
+import contextlib
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from control.clock import Clock
-from control.datasets.rows import check_file
+from control.datasets.child import Limits, run_child
+from control.datasets.readers import FileRows, check_file
+from control.datasets.rows import layout_of
 from control.store import buckets
 from control.store.buckets import Bucket, BucketFile
 from control.store.database import Database, Tx
@@ -32,17 +36,30 @@ class Received:
     kinds: dict[str, int]
 
 
+IN_A_THREAD = 4_000_000
+"""Text up to this size is checked beside the event loop; more, and tables, in a child process."""
+
+
+@dataclass(frozen=True)
+class BucketTerms:
+    """What data files may take."""
+
+    limit_bytes: int
+    check: Limits
+
+
 class Buckets:
     """The data of all pools."""
 
     def __init__(
-        self, folder: Path, limit_bytes: int, clock: Clock, random_bytes: RandomBytes
+        self, folder: Path, terms: BucketTerms, clock: Clock, random_bytes: RandomBytes
     ) -> None:
         self._folder = folder
-        self._limit_bytes = limit_bytes
+        self._terms = terms
         self._clock = clock
         self._random_bytes = random_bytes
-        self._settling = asyncio.Lock()
+        self.settling = asyncio.Lock()
+        """Held while files get their place or lose it."""
 
     def path(self, sha256: str) -> Path:
         """Where a data file lies."""
@@ -61,12 +78,12 @@ class Buckets:
         """
         beside = self._folder / f"{self._random_bytes(8).hex()}.part"
         try:
-            file = await receive(chunks, beside, self._limit_bytes, name=name)
-            told = await asyncio.to_thread(check_file, beside, name)
+            file = await receive(chunks, beside, self._terms.limit_bytes, name=name)
+            told = await self._checked(beside, name, file.size_bytes)
             target = self.path(file.sha256)
             stored = StoredFile(target, file.size_bytes, file.sha256)
             # One at a time, or a refusal could take the bytes of another upload that is let in.
-            async with self._settling:
+            async with self.settling:
                 await asyncio.to_thread(settle, beside, target)
                 try:
                     yield Received(stored, name, told.num_rows, told.kinds)
@@ -76,6 +93,52 @@ class Buckets:
                     raise
         finally:
             beside.unlink(missing_ok=True)
+
+    async def _checked(self, path: Path, name: str, size_bytes: int) -> FileRows:
+        """Every row of a file that has been received."""
+        if size_bytes <= IN_A_THREAD and name.endswith((".jsonl", ".txt", ".csv")):
+            return await asyncio.to_thread(check_file, path, name)
+        asked = {"task": "check", "path": str(path), "name": name}
+        told = await run_child(asked, self._terms.check)
+        return FileRows(int(told["num_rows"]), dict(told["kinds"]))
+
+    def sweep(self, known: set[str]) -> None:
+        """Remove what an earlier life left: unfinished uploads, files of removed buckets.
+
+        Args:
+            known: data files that some bucket holds.
+        """
+        for path in self._folder.glob("*.part"):
+            path.unlink(missing_ok=True)
+        for path in self._folder.glob("*.gone"):
+            if path.stem in known:
+                path.rename(self.path(path.stem))
+            else:
+                path.unlink(missing_ok=True)
+
+    def set_aside(self, hashes: list[str]) -> None:
+        """Rename files whose bucket is being removed: a crash shows whether it was."""
+        for sha256 in hashes:
+            with contextlib.suppress(FileNotFoundError):
+                self.path(sha256).rename(self._gone(sha256))
+
+    def bring_back(self, hashes: list[str]) -> None:
+        """Undo set_aside."""
+        for sha256 in hashes:
+            with contextlib.suppress(FileNotFoundError):
+                self._gone(sha256).rename(self.path(sha256))
+
+    def forget(self, hashes: list[str]) -> None:
+        """Delete what was set aside."""
+        for sha256 in hashes:
+            self._gone(sha256).unlink(missing_ok=True)
+
+    def _gone(self, sha256: str) -> Path:
+        return self._folder / f"{sha256}.gone"
+
+    async def preview(self, asked: Mapping[str, Any]) -> dict[str, Any]:
+        """The first rows of some files, by a child process."""
+        return await run_child({"task": "preview", **asked}, self._terms.check)
 
     def create(self, tx: Tx, pool: str, bucket: str) -> BucketView:
         """Make an empty bucket.
@@ -99,7 +162,8 @@ class Buckets:
             SwarmError: not-found; conflict when the name holds another file.
         """
         need(tx, pool, bucket)
-        known = {file.name: file for file in buckets.files(tx, pool, bucket)}.get(received.name)
+        files = buckets.files(tx, pool, bucket)
+        known = {file.name: file for file in files}.get(received.name)
         if known is not None and known.sha256 != received.file.sha256:
             raise SwarmError(
                 "conflict",
@@ -107,6 +171,7 @@ class Buckets:
                 hint="give the new one another name",
             )
         if known is None:
+            _refuse_mixture(bucket, files, received)
             buckets.add_file(
                 tx,
                 BucketFile(
@@ -121,6 +186,19 @@ class Buckets:
                 ),
             )
         return view(tx, pool, bucket)
+
+
+def _refuse_mixture(bucket: str, files: list[BucketFile], received: Received) -> None:
+    """Refuse rows that cannot be trained on together with those of the bucket."""
+    kinds = {kind for file in files for kind in file.kinds}
+    if {layout_of(kind) for kind in kinds} <= {layout_of(kind) for kind in received.kinds}:
+        return
+    raise SwarmError(
+        "conflict",
+        f"bucket {bucket!r} holds {' and '.join(sorted(kinds))}; the rows of {received.name} are "
+        f"{' and '.join(sorted(received.kinds))}",
+        hint="put them into a bucket of their own",
+    )
 
 
 def need(tx: Tx, pool: str, bucket: str) -> Bucket:

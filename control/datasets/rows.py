@@ -1,121 +1,104 @@
-"""Rows of training data: what a line may be, and the refusal that names a wrong line by its number.
+"""Rows of training data: what one may be, and where it stands.
 
-Three kinds: text (a document), messages (a chat), prompt-completion (also written as instruction,
-input, output). Reads JSONL and plain text; knows no tokenizer.
+Four kinds: text (a document), messages (a chat), prompt-completion (also written as instruction,
+input, output), tokens (a piece of a stream of ids). Knows no file format and no tokenizer.
 """
 
 import json
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
-from pathlib import Path
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
 
 from transport.errors import SwarmError
 
-Kind = Literal["text", "messages", "prompt-completion"]
+Kind = Literal["text", "messages", "prompt-completion", "tokens"]
+Layout = Literal["packed", "rows"]
 ROLES = ("system", "developer", "user", "assistant", "tool")
-MAX_LINE = 8_000_000  # bytes; longer lines stall whoever reads them
+COLUMNS = ("messages", "tools", "prompt", "completion", "instruction", "input", "output", "text")
+"""Columns that are read; others are left out."""
+WAYS = "text, messages, prompt and completion, instruction and output"
+NUMBER_BITS = 40
+"""A place is a file's number and, in the lower bits, a row's number in it."""
 
 
 @dataclass(frozen=True)
 class Row:
-    """One training example."""
+    """One training example, or a piece of a long document."""
 
     kind: Kind
     text: str = ""
     """Of a text row; the prompt of a prompt-completion row."""
     completion: str = ""
-    messages: tuple[Mapping[str, str], ...] = ()
+    messages: tuple[Mapping[str, Any], ...] = ()
+    tools: tuple[Mapping[str, Any], ...] = ()
+    """Descriptions of functions that the chat may call."""
+    ids: NDArray[np.int32] | None = None
+    """Of a tokens row."""
+    begins: bool = True
+    """False: this goes on with the document of the row before."""
+    ends: bool = True
+    """False: the next row goes on with it."""
+    place: int = 0
+    """Which file and which row; see place_of."""
+    group: str = ""
+    """The value of the column that keeps rows together."""
 
 
-@dataclass
-class FileRows:
-    """What a file holds."""
-
-    num_rows: int = 0
-    kinds: dict[str, int] = field(default_factory=dict)
+def place_of(file: int, number: int) -> int:
+    """A file's number (from 0) and a row's (from 1) as one."""
+    return file << NUMBER_BITS | number
 
 
-def check_file(path: Path, name: str) -> FileRows:
-    """Read every row of a file.
-
-    Raises:
-        SwarmError: invalid-input naming the first wrong line, or that the file is empty or binary.
-    """
-    told = FileRows()
-    for row in read_rows(path, name):
-        told.num_rows += 1
-        told.kinds[row.kind] = told.kinds.get(row.kind, 0) + 1
-    if told.num_rows == 0:
-        raise SwarmError(
-            "invalid-input", f"{name} holds no rows", hint="send a file with at least one row"
-        )
-    return told
+def place_words(place: int, names: list[str]) -> str:
+    """ "rows.jsonl line 3"."""
+    file, number = place >> NUMBER_BITS, number_in(place)
+    name = names[file] if file < len(names) else "the data"
+    return f"{name} {unit_of(name)} {number}"
 
 
-def read_rows(path: Path, name: str) -> Iterator[Row]:
-    """The rows of a .jsonl or .txt file, in order. A text file is one document.
-
-    Raises:
-        SwarmError: invalid-input, as check_file.
-    """
-    if name.endswith(".txt"):
-        yield from _read_text(path, name)
-    elif name.endswith(".jsonl"):
-        for number, line in _lines(path, name):
-            if line.strip():
-                yield _row(line, name, number)
-    else:
-        raise SwarmError(
-            "invalid-input",
-            f"{name} ends neither in .jsonl nor in .txt",
-            hint="name the file by what it holds: one JSON object a line, or plain text",
-        )
+def number_in(place: int) -> int:
+    """A row's number in its file."""
+    return place & ((1 << NUMBER_BITS) - 1)
 
 
-def _read_text(path: Path, name: str) -> Iterator[Row]:
-    text = "".join(line for _, line in _lines(path, name))
-    if text.strip():
-        yield Row("text", text)
+def unit_of(name: str) -> str:
+    """What rows of a file are counted in."""
+    if name.endswith(".npy"):
+        return "document"
+    return "line" if name.endswith((".jsonl", ".txt")) else "row"
 
 
-def _lines(path: Path, name: str) -> Iterator[tuple[int, str]]:
-    with path.open("rb") as source:
-        number = 0
-        while raw := source.readline(MAX_LINE + 1):
-            number += 1
-            if len(raw) > MAX_LINE:
-                raise _wrong(name, number, f"is longer than {MAX_LINE // 1_000_000} MB")
-            if b"\0" in raw:
-                raise _wrong(name, number, "is not text: it holds zero bytes")
-            try:
-                line = raw.decode("utf-8")
-            except UnicodeDecodeError:
-                raise _wrong(name, number, "is not UTF-8 text") from None
-            yield number, line.removeprefix("\ufeff") if number == 1 else line
+def layout_of(kind: str) -> Layout:
+    """packed: one stream cut into sequences. rows: one row a sequence."""
+    return "packed" if kind in ("text", "tokens") else "rows"
 
 
-def _row(line: str, name: str, number: int) -> Row:
-    try:
-        told = json.loads(line)
-    except (ValueError, RecursionError):
-        raise _wrong(name, number, "is not a JSON object") from None
-    if not isinstance(told, dict):
-        raise _wrong(name, number, "is not a JSON object")
-    try:
-        return row_of(told)
-    except ValueError as error:
-        raise _wrong(name, number, str(error)) from None
+def wrong_row(name: str, number: int, what: str, unit: str = "") -> SwarmError:
+    """The refusal of a file for one of its rows; `unit`: what it is, if not what rows are."""
+    unit = unit or unit_of(name)
+    return SwarmError(
+        "invalid-input",
+        f"{name}: {unit} {number} {what}",
+        hint=f"correct this {unit}; nothing of the file was stored",
+        facts={"file": name, "line": number},
+    )
 
 
 def row_of(told: Mapping[str, Any]) -> Row:
-    """A JSON object as a row. Unknown keys are left out.
+    """Named values as a row. Unknown names are left out.
 
     Raises:
         ValueError: what is missing or of the wrong type, as the end of a sentence.
     """
-    if "messages" in told:
-        return Row("messages", messages=_messages(told["messages"]))
+    if told.get("messages") is not None:
+        return Row(
+            "messages",
+            messages=_messages(_opened(told["messages"])),
+            tools=_tools(_opened(told.get("tools"))),
+        )
     if "prompt" in told or "completion" in told:
         return _pair(told, "prompt", "completion")
     if "instruction" in told or "output" in told:
@@ -126,7 +109,25 @@ def row_of(told: Mapping[str, Any]) -> Row:
         return Row(pair.kind, f"{pair.text}\n\n{more}" if more else pair.text, pair.completion)
     if "text" in told:
         return Row("text", _text(told, "text"))
-    raise ValueError("has none of text, messages, prompt and completion, instruction and output")
+    if "messages" in told:
+        raise ValueError("has messages that are not a list of {role, content}")
+    raise ValueError(f"has none of {WAYS}{_shown_names(told)}")
+
+
+def _shown_names(told: Mapping[str, Any]) -> str:
+    names = [str(name)[:40] for name in list(told)[:6]]
+    plain = [name for name in names if name.isprintable() and name.isascii()]
+    return f"; it has {', '.join(plain)}" if plain else ""
+
+
+def _opened(value: Any) -> Any:
+    """A list that a table could hold as text only."""
+    if not isinstance(value, str):
+        return value
+    try:
+        return json.loads(value)
+    except (ValueError, RecursionError):
+        return None
 
 
 def _pair(told: Mapping[str, Any], first: str, second: str) -> Row:
@@ -148,26 +149,59 @@ def _check_unicode(value: str, key: str) -> None:
         raise ValueError(f"has a {key} with half a surrogate pair in it") from None
 
 
-def _messages(value: Any) -> tuple[Mapping[str, str], ...]:
+def _messages(value: Any) -> tuple[Mapping[str, Any], ...]:
     if not isinstance(value, list) or not value:
         raise ValueError("has messages that are not a list of {role, content}")
-    told = []
-    for message in value:
-        if not isinstance(message, dict) or not isinstance(message.get("content"), str):
-            raise ValueError("has a message without content that is text")
-        if message.get("role") not in ROLES:
-            raise ValueError(f"has a message whose role is none of {', '.join(ROLES)}")
-        _check_unicode(message["content"], "message")
-        told.append({"role": message["role"], "content": message["content"]})
+    told = tuple(_message(message) for message in value)
     if not any(message["role"] == "assistant" for message in told):
         raise ValueError("has no message of the assistant, so nothing to learn")
-    return tuple(told)
+    return told
 
 
-def _wrong(name: str, number: int, what: str) -> SwarmError:
-    return SwarmError(
-        "invalid-input",
-        f"{name}: line {number} {what}",
-        hint="correct this line; nothing of the file was stored",
-        facts={"file": name, "line": number},
-    )
+def _message(message: Any) -> dict[str, Any]:
+    """One message: its role, its text, and what a call of a function needs."""
+    if not isinstance(message, dict):
+        raise ValueError("has a message without content that is text")
+    calls = message.get("tool_calls") or None
+    content = _joined(message.get("content"))
+    if content is None and not calls:
+        raise ValueError("has a message without content that is text")
+    if message.get("role") not in ROLES:
+        raise ValueError(f"has a message whose role is none of {', '.join(ROLES)}")
+    told: dict[str, Any] = {"role": message["role"], "content": content or ""}
+    _check_unicode(told["content"], "message")
+    if calls is not None:
+        told["tool_calls"] = _calls(calls)
+    for name in ("name", "tool_call_id", "reasoning_content"):
+        if isinstance(message.get(name), str):
+            told[name] = message[name]
+    return told
+
+
+def _joined(content: Any) -> str | None:
+    """Text, or parts that are all text, as one."""
+    if not isinstance(content, list):
+        return content if isinstance(content, str) else None
+    parts = [part.get("text") for part in content if isinstance(part, dict)]
+    if len(parts) != len(content) or not all(isinstance(part, str) for part in parts):
+        raise ValueError("has a message with a part that is not text")
+    return "".join(str(part) for part in parts)
+
+
+def _calls(calls: Any) -> list[Any]:
+    if not isinstance(calls, list) or not all(_is_call(call) for call in calls):
+        raise ValueError("has tool_calls that are not a list of {function: {name, arguments}}")
+    return list(calls)
+
+
+def _is_call(call: Any) -> bool:
+    told = call.get("function", call) if isinstance(call, dict) else None
+    return isinstance(told, dict) and isinstance(told.get("name"), str)
+
+
+def _tools(value: Any) -> tuple[Mapping[str, Any], ...]:
+    if value is None or value == []:
+        return ()
+    if not isinstance(value, list) or not all(isinstance(tool, dict) for tool in value):
+        raise ValueError("has tools that are not a list of descriptions")
+    return tuple(value)

@@ -1,57 +1,72 @@
-"""Makes token files of buckets, once each: in a child process, found again by what went into them.
+"""Makes token files of data, once each: in a child process, found again by what went into them.
 
-Asked twice for the same data and tokenizer it works once. Does not know jobs.
+Asked twice for the same data, tokenizer and settings it works once. Does not know jobs.
 """
 
 import asyncio
 import hashlib
 import json
-import os
-import signal
-import sys
+import shutil
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from control.clock import Clock
-from control.datasets import token_file
+from control.datasets import held_out, token_file
+from control.datasets.child import Limits, run_child
+from control.datasets.rows import Layout, layout_of
 from control.datasets.token_file import Measured
 from control.datasets.tokenizer_folder import TokenizerFolder
 from control.store import buckets
-from control.store.buckets import BucketFile
 from control.store.database import Database
 from control.store.files import StoredFile
+from transport.api.job_config import HeldOutConfig
 from transport.errors import SwarmError
 
-VERSION = 1  # of the tokens made from the same text; raise it when they change
+VERSION = 2  # of the tokens made from the same text; raise it when they change
 CHILDREN = 1  # at once: tokenizers uses all cores itself
 REMEMBERED = 256
+AGAIN_S = 60.0  # after a child that died for no reason of the data
 
 
 @dataclass(frozen=True)
-class Limits:
-    """What the tokenizing child may take."""
+class DataFile:
+    """A data file on the leader's disk."""
 
-    memory_bytes: int
-    cpu_s: float
+    path: Path
+    name: str
+    sha256: str
+    size_bytes: int
+    num_rows: int
+    kinds: Mapping[str, int]
+    joined: str = ""
+    """How rows of text become documents; see readers.Source."""
 
 
 @dataclass(frozen=True)
 class Wish:
     """Some data, to be tokenized for some model."""
 
-    files: tuple[BucketFile, ...]
+    files: tuple[DataFile, ...]
     tokenizer: TokenizerFolder
+    seq_len: int
+    held_out: HeldOutConfig = token_file.TAIL
 
     @property
-    def size_bytes(self) -> int:
+    def num_rows(self) -> int:
         """Of the data."""
-        return sum(file.size_bytes for file in self.files)
+        return sum(file.num_rows for file in self.files)
 
-    def layout(self) -> token_file.Layout:
-        """packed for text, rows for everything else.
+    @property
+    def align(self) -> int | None:
+        """The sequence length that the file is made for, where it matters."""
+        by_rows = held_out.is_decided_by_rows(self.held_out)
+        return self.seq_len if by_rows and self.layout() == "packed" else None
+
+    def layout(self) -> Layout:
+        """packed for text and ready tokens, rows for everything else.
 
         Raises:
             SwarmError: invalid-input for an empty bucket or a mixture, with numbers.
@@ -64,176 +79,179 @@ class Wish:
             raise SwarmError(
                 "invalid-input", "the bucket is empty", hint="add rows with buckets_add"
             )
-        if "text" in counts and len(counts) > 1:
+        layouts = {layout_of(kind) for kind in counts}
+        if len(layouts) > 1:
             told = ", ".join(f"{count} {kind}" for kind, count in sorted(counts.items()))
             raise SwarmError(
                 "invalid-input",
                 f"the bucket mixes plain text with other rows ({told})",
                 hint="put plain text into a bucket of its own",
             )
-        return "packed" if "text" in counts else "rows"
+        return layouts.pop()
 
     def key(self) -> str:
         """SHA-256 over all that decides the tokens."""
-        told = [VERSION, self.layout(), self.tokenizer.digest]
-        content = [[file.sha256, file.name.rpartition(".")[2]] for file in self.files]
+        by_rows = held_out.is_decided_by_rows(self.held_out)
+        split = self.held_out.model_dump(mode="json") if by_rows else None
+        told = [VERSION, self.layout(), self.tokenizer.digest, split, self.align]
+        content = [[f.sha256, f.name.rpartition(".")[2], f.joined] for f in self.files]
         return hashlib.sha256(json.dumps([told, content]).encode()).hexdigest()
+
+
+@dataclass
+class Making:
+    """A token file that is being made."""
+
+    task: "asyncio.Task[dict[str, Any]]"
+    share: float = 0.0
+    """Of the rows that have been read."""
+
+
+@dataclass(frozen=True)
+class Made:
+    """A token file at a sequence length, and what its making told."""
+
+    measured: Measured
+    told: Mapping[str, Any]
 
 
 class TokenShop:
     """All token files of a leader."""
 
-    def __init__(
-        self, database: Database, folders: "Folders", limits: Limits, clock: Clock
-    ) -> None:
+    def __init__(self, database: Database, folder: Path, limits: Limits, clock: Clock) -> None:
         self._database = database
-        self._folders = folders
+        self._folder = folder
         self._limits = limits
         self._clock = clock
-        self._making: dict[str, asyncio.Task[dict[str, Any]]] = {}
+        self._making: dict[str, Making] = {}
         self._refused: OrderedDict[str, SwarmError] = OrderedDict()
-        self._measured: OrderedDict[tuple[str, int], Measured] = OrderedDict()
+        self._failed: OrderedDict[str, tuple[float, SwarmError]] = OrderedDict()
+        self._measured: OrderedDict[tuple[str, int, str], Measured] = OrderedDict()
         self._turn = asyncio.Semaphore(CHILDREN)
-        self.on_ready: Callable[[], None] = lambda: None
-        """Called when a token file is made, or cannot be."""
+        self.on_moved: Callable[[], None] = lambda: None
+        """Called when a token file is made, or cannot be, or has come a percent further."""
 
     def path(self, digest: str) -> Path:
         """Where a token file lies."""
-        return self._folders.tokens / f"{digest}.safetensors"
+        return self._folder / f"{digest}.safetensors"
 
     def find(self, digest: str) -> StoredFile | None:
         """A token file by its digest."""
         path = self.path(digest)
         return StoredFile(path, path.stat().st_size, digest) if path.is_file() else None
 
-    async def get(self, wish: Wish, seq_len: int, wait_s: float = 0.0) -> Measured | None:
+    async def get(self, wish: Wish, wait_s: float = 0.0) -> Made | None:
         """The token file of some data at a sequence length; None while it is being made.
 
         Raises:
             SwarmError: invalid-input for data that cannot be trained on, with numbers.
         """
         key = await asyncio.to_thread(wish.key)
+        self._refuse_known(key)
+        told = await self._database.read(lambda tx: buckets.find_token_file(tx, key))
+        if told is None or not self.path(told["file"]["digest"]).is_file():
+            told = await self._make(key, wish, wait_s)
+        return None if told is None else Made(await self._measure(told, wish), told)
+
+    def _refuse_known(self, key: str) -> None:
         if key in self._refused:
             raise self._refused[key]
-        told = await self._database.read(lambda tx: buckets.find_token_file(tx, key))
-        if told is None or not self.path(told["digest"]).is_file():
-            told = await self._make(key, wish, wait_s)
-        return None if told is None else await self._measure(told, seq_len)
+        failed = self._failed.get(key)
+        if failed is not None and self._clock.monotonic() - failed[0] < AGAIN_S:
+            raise failed[1]
+
+    async def progress(self, wish: Wish) -> Making | None:
+        """How far a token file is that is being made."""
+        return self._making.get(await asyncio.to_thread(wish.key))
+
+    def forget(self, digests: list[str]) -> None:
+        """Delete token files that nobody reads."""
+        for digest in digests:
+            self.path(digest).unlink(missing_ok=True)
 
     async def close(self) -> None:
         """Stop what is being made."""
-        for task in self._making.values():
+        tasks = [making.task for making in self._making.values()]
+        for task in tasks:
             task.cancel()
-        await asyncio.gather(*self._making.values(), return_exceptions=True)
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    def sweep(self, known: set[str]) -> None:
+        """Remove what an earlier life left: half made files, and those made of removed data."""
+        for path in self._folder.glob("*"):
+            if path.is_dir():
+                shutil.rmtree(path, ignore_errors=True)
+            elif path.suffix != ".safetensors" or path.stem not in known:
+                path.unlink(missing_ok=True)
 
     async def _make(self, key: str, wish: Wish, wait_s: float) -> dict[str, Any] | None:
-        task = self._making.get(key)
-        if task is None:
+        making = self._making.get(key)
+        if making is None:
             task = asyncio.create_task(self._work(key, wish), name="tokenize")
-            self._making[key] = task
+            making = self._making[key] = Making(task)
             task.add_done_callback(lambda done: self._made(key, done))
-        await asyncio.wait({task}, timeout=wait_s)
-        return task.result() if task.done() else None
+        await asyncio.wait({making.task}, timeout=wait_s)
+        return making.task.result() if making.task.done() else None
 
     def _made(self, key: str, task: "asyncio.Task[dict[str, Any]]") -> None:
         self._making.pop(key, None)
         error = None if task.cancelled() else task.exception()
         if isinstance(error, SwarmError) and error.code == "invalid-input":
             self._refused[key] = error
-            while len(self._refused) > REMEMBERED:
-                self._refused.popitem(last=False)
-        self.on_ready()
+            _shorten(self._refused)
+        elif isinstance(error, SwarmError):
+            self._failed[key] = (self._clock.monotonic(), error)
+            _shorten(self._failed)
+        self.on_moved()
 
     async def _work(self, key: str, wish: Wish) -> dict[str, Any]:
         async with self._turn:
-            told = await self._child(wish)
+            told = await self._child(key, wish)
         now = self._clock.now()
         await self._database.write(lambda tx: buckets.put_token_file(tx, key, told, now))
         return told
 
-    async def _child(self, wish: Wish) -> dict[str, Any]:
+    async def _child(self, key: str, wish: Wish) -> dict[str, Any]:
         asked = {
+            "task": "tokenize",
             "files": [
-                {"path": str(self._folders.buckets / file.sha256), "name": file.name}
+                {
+                    "path": str(file.path),
+                    "name": file.name,
+                    "joined": file.joined,
+                    "rows": file.num_rows,
+                }
                 for file in wish.files
             ],
             "tokenizer": str(wish.tokenizer.folder),
             "layout": wish.layout(),
-            "target": str(self._folders.tokens),
-            "memory_bytes": self._limits.memory_bytes,
-            "cpu_s": int(self._limits.cpu_s),
+            "held_out": wish.held_out.model_dump(mode="json"),
+            "align": wish.align,
+            "target": str(self._folder),
+            "work": str(self._folder / f"{key[:16]}.part"),
         }
-        child = await asyncio.create_subprocess_exec(
-            sys.executable,
-            "-m",
-            "control.datasets.tokenize_child",
-            stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.PIPE,
-            env=_environment(),
-            start_new_session=True,
-        )
-        try:
-            out, err = await child.communicate(json.dumps(asked).encode())
-        except asyncio.CancelledError:
-            child.kill()
-            await child.wait()
-            raise
-        return _read(out, err, child.returncode, self._limits)
+        told = await run_child(asked, self._limits, lambda one: self._progress(key, one))
+        return {**told, "data": [file.sha256 for file in wish.files]}
 
-    async def _measure(self, told: Mapping[str, Any], seq_len: int) -> Measured:
-        key = (str(told["digest"]), seq_len)
+    def _progress(self, key: str, told: Mapping[str, Any]) -> None:
+        making = self._making.get(key)
+        if making is None:
+            return
+        before, making.share = making.share, min(1.0, float(told.get("share", 0.0)))
+        if int(100 * before) != int(100 * making.share):
+            self.on_moved()
+
+    async def _measure(self, told: Mapping[str, Any], wish: Wish) -> Measured:
+        digest, asked = str(told["file"]["digest"]), wish.held_out
+        key = (digest, wish.seq_len, asked.model_dump_json())
         if key not in self._measured:
-            path = self.path(key[0])
-            self._measured[key] = await asyncio.to_thread(token_file.measure, path, told, seq_len)
-            while len(self._measured) > REMEMBERED:
-                self._measured.popitem(last=False)
+            path = self.path(digest)
+            measured = await asyncio.to_thread(token_file.measure, path, told, wish.seq_len, asked)
+            self._measured[key] = measured
+            _shorten(self._measured)
         return self._measured[key]
 
 
-@dataclass(frozen=True)
-class Folders:
-    """Where data and token files lie."""
-
-    buckets: Path
-    tokens: Path
-
-
-def _environment() -> dict[str, str]:
-    """As little as a child needs: no token of anyone."""
-    here = str(Path(__file__).resolve().parents[2])
-    kept = {name: os.environ[name] for name in ("PATH", "LANG", "TMPDIR") if name in os.environ}
-    threads = os.environ.get("OMP_NUM_THREADS")
-    return {
-        **kept,
-        "PYTHONPATH": here,
-        "PYTHONDONTWRITEBYTECODE": "1",
-        "OPENBLAS_NUM_THREADS": "1",  # each would reserve memory that the limit counts
-        **({"RAYON_NUM_THREADS": threads} if threads else {}),
-    }
-
-
-def _read(out: bytes, err: bytes, code: int | None, limits: Limits) -> dict[str, Any]:
-    if code in (-signal.SIGXCPU, -signal.SIGKILL):
-        raise SwarmError(
-            "invalid-input",
-            f"tokenizing took more than {limits.cpu_s:.0f} s of processor time",
-            hint="put the data into smaller buckets; if it is small, its chat template is endless",
-        )
-    try:
-        told = json.loads(out)
-    except ValueError:
-        words = err.decode(errors="replace").strip().splitlines()[-1:] or [f"exit code {code}"]
-        raise SwarmError(
-            "unavailable",
-            f"tokenizing ended without a result: {words[0][:200]}",
-            hint="raise tokenize_memory_bytes at the leader if its memory was too small",
-        ) from None
-    if "problem" in told:
-        raise SwarmError.from_problem(told["problem"])
-    return dict(told["told"])
-
-
-def wish_of(files: Sequence[BucketFile], folder: Path) -> Wish:
-    """Some files of a bucket with the tokenizer in a folder."""
-    return Wish(tuple(files), TokenizerFolder(folder))
+def _shorten(remembered: "OrderedDict[Any, Any]") -> None:
+    while len(remembered) > REMEMBERED:
+        remembered.popitem(last=False)

@@ -40,7 +40,7 @@ class TokenizerFolder:
             path = self.folder / name
             total.update(path.read_bytes() if path.is_file() else b"-")
             total.update(b"\0")
-        total.update(json.dumps(self._eos_from_config()).encode())
+        total.update(json.dumps([self._eos_told(), self._vocab_told()]).encode())
         return total.hexdigest()
 
     @cached_property
@@ -90,6 +90,24 @@ class TokenizerFolder:
         return int(found)
 
     @property
+    def bos_id(self) -> int | None:
+        """The token that begins a text, where the model has one."""
+        named = self.special.get("bos_token")
+        return self.tokenizer.token_to_id(named) if named else None
+
+    @cached_property
+    def stop_ids(self) -> frozenset[int]:
+        """Tokens at which generating stops."""
+        return frozenset({self.eos_id, *self._eos_told()})
+
+    @cached_property
+    def vocab(self) -> int:
+        """Ids that the model knows: by its configuration, else by the tokenizer."""
+        told = self._vocab_told()
+        known = int(self.tokenizer.get_vocab_size(with_added_tokens=True))
+        return max(known, told or 0)
+
+    @property
     def pad_id(self) -> int:
         """What rows are filled up with; masked, so that any token will do."""
         named = self.special.get("pad_token")
@@ -109,12 +127,20 @@ class TokenizerFolder:
         return told if isinstance(told, str) else None
 
     def _eos_from_config(self) -> int | None:
+        return next(iter(self._eos_told()), None)
+
+    def _eos_told(self) -> list[int]:
+        """What the configuration files say, the first that says something first."""
+        found: list[int] = []
         for name in ("generation_config.json", "config.json"):
             told = self._json(name).get("eos_token_id")
-            told = told[0] if isinstance(told, list) and told else told
-            if isinstance(told, int):
-                return told
-        return None
+            told = told if isinstance(told, list) else [told]
+            found += [one for one in told if isinstance(one, int) and not isinstance(one, bool)]
+        return found
+
+    def _vocab_told(self) -> int | None:
+        told = self._json("config.json").get("vocab_size")
+        return told if isinstance(told, int) else None
 
     def _json(self, name: str) -> dict[str, Any]:
         path = self.folder / name

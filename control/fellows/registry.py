@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 from control.clock import Clock, wait_for_event
 from control.fellows.clean_text import clean_model
+from control.fellows.link_board import LinkBoard
 from control.fellows.secret_text import sha256_text
 from control.store.fellows import StoredFellow
 from transport.cards import PROTOCOL, CardReport, Heartbeat, Speed
@@ -109,6 +110,8 @@ class Registry:
         self._members: dict[str, Member] = {}
         self._by_credential: dict[str, str] = {}
         self._last_sweep = clock.monotonic()
+        self.links = LinkBoard()
+        """How stages reach each other now."""
         self.heard = asyncio.Event()
         """Set whenever something changed that may let a waiting job start."""
 
@@ -173,6 +176,7 @@ class Registry:
             member.rates = _rates(before, told, now - member.heard_at)
         member.beat, member.heard_at, member.online = clean_model(told), now, True
         member.seen_at = self._clock.now()
+        self.links.note(member.beat)
         if not was_online:
             self._publish("fellows", member.pool, "online")
         if before is None or not was_online or _matters(before, told):

@@ -28,6 +28,11 @@ def leader_key(folder: Path, random_bytes: RandomBytes) -> bytes:
     return key
 
 
+def relay_key(key: bytes) -> bytes:
+    """What the leader shares with the relay that it starts: 32 bytes from its own key."""
+    return hmac.digest(key, b"relay", "sha256")
+
+
 def derive(key: bytes, prefix: str, name: str) -> str:
     """The secret of one invite or token: 256 bits as text."""
     raw = hmac.digest(key, f"{prefix}\0{name}".encode(), "sha256")

@@ -7,7 +7,8 @@ what a fellow is not told to run, it stops.
 from control.clock import Clock
 from control.fellows.registry import Registry
 from control.job_states import ACTIVE
-from control.jobs.starting import assignments_of
+from control.jobs.relaying import RelayTerms
+from control.jobs.starting import Relaying, assignments_of
 from control.store import jobs, stages
 from control.store.database import Database, Tx
 from control.store.jobs import Job
@@ -20,7 +21,14 @@ PAUSE_S = 15.0  # three heartbeats: long enough to be heard by every fellow that
 class Dispatch:
     """The assignments of every fellow, by job."""
 
-    def __init__(self, database: Database, registry: Registry, clock: Clock) -> None:
+    def __init__(
+        self,
+        database: Database,
+        registry: Registry,
+        clock: Clock,
+        relay: RelayTerms | None = None,
+    ) -> None:
+        self._relay = relay
         self._database = database
         self._registry = registry
         self._clock = clock
@@ -35,7 +43,7 @@ class Dispatch:
         before = self._running.pop(job_id, {})
         fellows = set(before) | {row.fellow_id for row in rows}
         if job.state in ACTIVE:
-            self._running[job_id] = _by_fellow(rows)
+            self._running[job_id] = _by_fellow(rows, self._relaying(job))
         elif job.state in ("failed", "cancelled") and before:
             reason = f"the job is {job.state}"
             paused = {
@@ -44,6 +52,11 @@ class Dispatch:
             self._paused[job_id] = (self._clock.monotonic(), paused)
         self._assign(fellows)
         return job, rows
+
+    def _relaying(self, job: Job) -> Relaying | None:
+        if self._relay is None:
+            return None
+        return Relaying(self._relay, job.pool, job.started_at or job.created_at)
 
     def expire(self) -> None:
         """Stop mentioning what is paused: where it has stopped, and everywhere after a while."""
@@ -86,9 +99,9 @@ def _rows(tx: Tx, job_id: str) -> tuple[Job, list[Stage]]:
     return job, stages.of_job(tx, job_id, job.attempt)
 
 
-def _by_fellow(rows: list[Stage]) -> dict[str, list[StageAssignment]]:
+def _by_fellow(rows: list[Stage], relaying: Relaying | None) -> dict[str, list[StageAssignment]]:
     told: dict[str, list[StageAssignment]] = {}
-    for number, assignment in assignments_of(rows).items():
+    for number, assignment in assignments_of(rows, relaying).items():
         told.setdefault(rows[number].fellow_id, []).append(assignment)
     return told
 

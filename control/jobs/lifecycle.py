@@ -16,13 +16,16 @@ from control.job_states import ACTIVE, check_move, has_ended
 from control.jobs.dispatch import Dispatch
 from control.jobs.intake import Taken, fail, take_batch
 from control.jobs.placing import Placed, Placing, Planner, plan_changed
+from control.jobs.relaying import RelayTerms
 from control.jobs.results import Results
 from control.jobs.starting import Attempt, stages_of
 from control.jobs.views import job_view
 from control.records.events import Events
 from control.records.job_files import JobFiles
+from control.snapshots.keeper import SnapshotKey, Snapshots
 from control.store import jobs, records, stages
 from control.store.database import Database, Tx
+from control.store.files import StoredFile
 from control.store.jobs import Job
 from transport.api.jobs import JobsSubmit, JobView
 from transport.errors import SwarmError, not_found
@@ -58,8 +61,11 @@ class Tools:
     events: Events
     files: JobFiles
     results: Results
+    snapshots: Snapshots
     clock: Clock
     random_bytes: RandomBytes
+    relay: RelayTerms | None = None
+    """Where stages meet that cannot dial each other; None: nowhere."""
 
 
 class Jobs:
@@ -69,7 +75,7 @@ class Jobs:
         self._tools = tools
         self._database = tools.database
         self._registry = tools.registry
-        self._dispatch = Dispatch(tools.database, tools.registry, tools.clock)
+        self._dispatch = Dispatch(tools.database, tools.registry, tools.clock, tools.relay)
         self._plans = Placing(tools.database, tools.planner, tools.clock)
         self._placing = asyncio.Lock()
         self._moved: dict[str, asyncio.Event] = {}
@@ -168,6 +174,14 @@ class Jobs:
         await self._after_reports(fellow_id, taken)
         return ReportsTaken(committed=taken.committed, refused=taken.refused)
 
+    async def take_snapshot(self, key: SnapshotKey, file: StoredFile) -> None:
+        """Keep a stage's saved state; tell when the step counts from now on."""
+        saved = await self._tools.snapshots.take(key, file)
+        if saved is not None:
+            job = await self._database.read(lambda tx: jobs.find(tx, key.job_id))
+            assert job is not None
+            self._tell(key.job_id, job.pool, "saved")
+
     async def lose_fellow(self, fellow_id: str, why: str) -> None:
         """Fail the jobs that a fellow was running a stage of.
 
@@ -214,7 +228,7 @@ class Jobs:
             if fresh is None or fresh.state != "pending":
                 return False
             if reason or placed is None or placed.tokens is None:
-                words = reason or TOKENIZING
+                words = reason or (placed.waits if placed else "") or TOKENIZING
                 if words != fresh.reason:
                     jobs.update(tx, job.job_id, reason=words)
                 return words != fresh.reason
@@ -251,7 +265,7 @@ class Jobs:
             name=ask.config.name,
             config=ask.config,
             state="pending",
-            reason=TOKENIZING if plan.fits else plan.reason,
+            reason=(placed.waits or TOKENIZING) if plan.fits else plan.reason,
             plan_id=ask.plan_id,
             pinned=ask.plan_id is not None,
             plan=plan.model_dump_json(),

@@ -29,6 +29,8 @@ class Placed:
 
     plan: Plan
     tokens: TokenFile | None
+    waits: str = ""
+    """What happens with the data while there is none."""
 
 
 class Planner(Protocol):
@@ -44,8 +46,8 @@ class Planner(Protocol):
     async def warm(self, pool: str, config: JobConfig) -> None:
         """Have the data tokenized; returns when it is, or after a while."""
 
-    async def tokens(self, pool: str, config: JobConfig) -> TokenFile | None:
-        """The token file of a job's data; None while it is being made."""
+    async def with_tokens(self, pool: str, plan: Plan) -> Placed:
+        """A stored plan with the token file of its data, or what happens with the data now."""
 
     async def changes(self, pool: str, plan: Plan) -> list[str]:
         """What keeps a stored plan from starting now, with numbers; empty when it holds."""
@@ -75,12 +77,12 @@ class Placing:
         if ask.plan_id is None:
             return await self._planner.plan(ask.pool, ask.config)
         plan = await self._stored_plan(ask, ask.plan_id)
-        tokens = await self._planner.tokens(ask.pool, plan.view.config)
+        placed = await self._planner.with_tokens(ask.pool, plan)
         changed = await self._planner.changes(ask.pool, plan)
         if changed:
             raise plan_changed(plan, changed, await self._fresh(ask))
-        refuse_short(plan, tokens)
-        return Placed(plan, tokens)
+        refuse_short(plan, placed.tokens)
+        return placed
 
     async def _fresh(self, ask: JobsSubmit) -> Plan | None:
         """The plan of the same config now, stored for as long as the one that it replaces."""
@@ -118,7 +120,7 @@ class Placing:
         """(where a waiting job could start now, else why it cannot)."""
         if job.pinned and job.plan is not None:
             plan = Plan.model_validate_json(job.plan)
-            placed = Placed(plan, await self._planner.tokens(job.pool, plan.view.config))
+            placed = await self._planner.with_tokens(job.pool, plan)
             refuse_short(plan, placed.tokens)
             changed = await self._planner.changes(job.pool, plan)
             return placed, f"{CLUSTER_CHANGED}: {changed[0]}" if changed else ""

@@ -8,11 +8,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from control.clock import Clock
-from control.datasets.buckets import need
+from control.datasets.data_source import DataSource, Looked, Use
 from control.datasets.hub import Hub
 from control.datasets.model_store import ModelStore
-from control.datasets.token_file import Measured
-from control.datasets.token_shop import TokenShop, wish_of
+from control.datasets.tokenizer_folder import TokenizerFolder
 from control.fellows.condition import status_of
 from control.fellows.registry import Member, Registry
 from control.jobs.placing import Placed
@@ -25,16 +24,12 @@ from control.planning.plan import Plan
 from control.planning.search import PlannedModel
 from control.planning.serve import Cut, ServeAsk, place_model
 from control.planning.usable import FellowNow
-from control.store import buckets, jobs, plans, stages
-from control.store.buckets import BucketFile
+from control.store import jobs, plans, stages
 from control.store.database import Database, Tx
 from control.store.plans import StoredPlan
 from transport.api.inventory import InventoryFile
 from transport.api.job_config import JobConfig
-from transport.api.plans import DataShape
 from transport.api.serving import ServePlanView
-from transport.errors import SwarmError
-from transport.orders import TokenFile
 
 
 @dataclass(frozen=True)
@@ -43,7 +38,7 @@ class Sources:
 
     models: ModelStore
     hub: Hub
-    tokens: TokenShop
+    data: DataSource
 
 
 @dataclass(frozen=True)
@@ -78,9 +73,9 @@ class PoolPlanner:
         if config.maximize is not None:
             inputs, _ = await self._inputs(pool, config)
             config = await asyncio.to_thread(maximized, inputs, config)
-        inputs, measured = await self._inputs(pool, config)
+        inputs, looked = await self._inputs(pool, config)
         plan = await asyncio.to_thread(inputs.place, config)
-        return Placed(plan, measured.file if measured else None)
+        return _placed(plan, looked)
 
     async def offers(self, pool: str, plan: Plan) -> list[Offered]:
         """Small changes that help a plan of this pool."""
@@ -94,23 +89,27 @@ class PoolPlanner:
         inputs = Inputs(planned, fellows_in(file), data, terms_in(file), config.train.seq_len)
         return await asyncio.to_thread(_on_paper, inputs, config, file)
 
-    async def _inputs(self, pool: str, config: JobConfig) -> tuple[Inputs, Measured | None]:
+    async def _inputs(self, pool: str, config: JobConfig) -> tuple[Inputs, Looked]:
         model = await self._model(config.model.id)
-        measured = await self._measured(pool, config, model, 0.0)
+        looked = await self._look(pool, config, model, 0.0)
         inventory = await self._inventory(pool)
-        data = _shape(config, measured)
-        inputs = Inputs(model.planned, inventory, data, seq_len=config.train.seq_len)
-        return inputs, measured
+        inputs = Inputs(model.planned, inventory, looked.shape, seq_len=config.train.seq_len)
+        return inputs, looked
 
     async def warm(self, pool: str, config: JobConfig) -> None:
         """Have the data tokenized; returns when it is, or after the submitter's patience."""
         model = await self._model(config.model.id)
-        await self._measured(pool, config, model, self._terms.submit_wait_s)
+        await self._look(pool, config, model, self._terms.submit_wait_s)
 
-    async def tokens(self, pool: str, config: JobConfig) -> TokenFile | None:
-        """The token file of a job's data; None while it is being made."""
-        measured = await self._measured(pool, config, await self._model(config.model.id), 0.0)
-        return measured.file if measured else None
+    async def with_tokens(self, pool: str, plan: Plan) -> Placed:
+        """A stored plan with the token file of its data, or what happens with the data now."""
+        config = plan.view.config
+        looked = await self._look(pool, config, await self._model(config.model.id), 0.0)
+        return _placed(plan, looked)
+
+    async def tokenizer(self, model_id: str) -> TokenizerFolder:
+        """The tokenizer of a model."""
+        return TokenizerFolder((await self._model(model_id)).folder)
 
     async def changes(self, pool: str, plan: Plan) -> list[str]:
         """What keeps a stored plan from starting now."""
@@ -154,19 +153,10 @@ class PoolPlanner:
         planned = PlannedModel(found.source, found.facts, found.tensors)
         return _Model(planned, found.folder)
 
-    async def _measured(
-        self, pool: str, config: JobConfig, model: _Model, wait_s: float
-    ) -> Measured | None:
-        bucket = config.data.bucket
-        if bucket is None:
-            raise SwarmError(
-                "invalid-input",
-                "/config/data: a job that reaches the leader names a bucket",
-                hint="put the files into a bucket with buckets_add (`swarm train` does it for you)",
-            )
-        files = await self._database.read(lambda tx: _files(tx, pool, bucket))
-        wish = wish_of(files, model.folder)
-        return await self._sources.tokens.get(wish, config.train.seq_len, wait_s)
+    async def _look(self, pool: str, config: JobConfig, model: _Model, wait_s: float) -> Looked:
+        tokenizer = TokenizerFolder(model.folder)
+        use = Use(pool, config.data, tokenizer, config.train.seq_len)
+        return await self._sources.data.look(use, wait_s)
 
     async def _inventory(self, pool: str) -> list[FellowNow]:
         members = self._registry.of_pool(pool)
@@ -195,9 +185,8 @@ def _trained_cut(tx: Tx, pool: str, model_id: str) -> Cut | None:
     return Cut(tuple(stage.fellow_id for stage in stages), counts)
 
 
-def _files(tx: Tx, pool: str, bucket: str) -> list[BucketFile]:
-    need(tx, pool, bucket)
-    return buckets.files(tx, pool, bucket)
+def _placed(plan: Plan, looked: Looked) -> Placed:
+    return Placed(plan, looked.measured.file if looked.measured else None, looked.shape.waits)
 
 
 def _now(member: Member, *, is_busy: bool) -> FellowNow:
@@ -210,17 +199,4 @@ def _now(member: Member, *, is_busy: bool) -> FellowNow:
         hostname=beat.machine.hostname if beat else member.stored.hostname,
         standing="training" if standing == "ready" and is_busy else standing,
         heartbeat=beat,
-    )
-
-
-def _shape(config: JobConfig, measured: Measured | None) -> DataShape:
-    file = measured.file if measured else None
-    return DataShape(
-        bucket=config.data.bucket or "",
-        tokens=file.num_tokens if file else None,
-        sequences=file.train_sequences if file else None,
-        held_out_sequences=file.held_out_sequences if file else None,
-        batches=None,
-        passes=None,
-        supervised_share=measured.supervised_share if measured else None,
     )

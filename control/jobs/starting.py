@@ -6,9 +6,17 @@ Pure. The plan's numbers are binding: what was shown is what is ordered.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from control.jobs.relaying import Meeting, RelayTerms
 from control.planning.plan import PlacedStage, Plan
 from control.store.stages import Stage
-from transport.orders import Links, Neighbour, StageAssignment, StageOrder, TokenFile
+from transport.orders import (
+    Links,
+    Neighbour,
+    RelayRoute,
+    StageAssignment,
+    StageOrder,
+    TokenFile,
+)
 
 
 @dataclass(frozen=True)
@@ -60,7 +68,18 @@ def _order(attempt: Attempt, placed: PlacedStage) -> StageOrder:
     )
 
 
-def assignments_of(stages: Sequence[Stage]) -> dict[int, StageAssignment]:
+@dataclass(frozen=True)
+class Relaying:
+    """What tickets need beside the stages: the relay, whose job it is, when the attempt began."""
+
+    terms: RelayTerms
+    pool: str
+    started_at: float
+
+
+def assignments_of(
+    stages: Sequence[Stage], relaying: Relaying | None = None
+) -> dict[int, StageAssignment]:
     """Stage -> what its fellow should run now; a stage that is done is not there any more.
 
     The links are told once every stage has bound its socket and said so.
@@ -68,27 +87,44 @@ def assignments_of(stages: Sequence[Stage]) -> dict[int, StageAssignment]:
     bound = all(stage.public_key for stage in stages)
     return {
         stage.stage: StageAssignment(
-            order=stage.work, links=_links(stages, stage.stage) if bound else None
+            order=stage.work, links=_links(stages, stage.stage, relaying) if bound else None
         )
         for stage in stages
         if stage.phase != "done"
     }
 
 
-def _links(stages: Sequence[Stage], number: int) -> Links:
+def _links(stages: Sequence[Stage], number: int, relaying: Relaying | None) -> Links:
     before = stages[number - 1] if number > 0 else None
     after = stages[number + 1] if number + 1 < len(stages) else None
     return Links(
-        previous=_neighbour(before, dialled=False) if before else None,
-        next=_neighbour(after, dialled=True) if after else None,
+        previous=_neighbour(before, _routes(before, relaying)[1], dialled=False)
+        if before
+        else None,
+        next=_neighbour(after, _routes(stages[number], relaying)[0], dialled=True)
+        if after
+        else None,
     )
 
 
-def _neighbour(stage: Stage, *, dialled: bool) -> Neighbour:
+def _routes(
+    before: Stage, relaying: Relaying | None
+) -> tuple[RelayRoute, RelayRoute] | tuple[None, None]:
+    """The ways of both ends of the boundary after a stage, through the relay."""
+    if relaying is None:
+        return None, None
+    meeting = Meeting(
+        relaying.pool, before.job_id, before.attempt, before.stage, relaying.started_at
+    )
+    return relaying.terms.routes(meeting)
+
+
+def _neighbour(stage: Stage, relay: RelayRoute | None, *, dialled: bool) -> Neighbour:
     assert stage.public_key is not None
     return Neighbour(
         stage=stage.stage,
         fellow_id=stage.fellow_id,
         public_key=stage.public_key,
         endpoints=list(stage.endpoints) if dialled else [],
+        relay=relay,
     )

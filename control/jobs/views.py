@@ -5,7 +5,9 @@ Runs inside a transaction. The summary holds ids, states and numbers only, never
 
 import statistics
 from collections.abc import Sequence
+from itertools import pairwise
 
+from control.fellows.link_board import LinkBoard
 from control.job_states import has_ended
 from control.planning.plan import Plan
 from control.records.smoothing import debias
@@ -13,8 +15,16 @@ from control.store import jobs, records, stages
 from control.store.database import Tx
 from control.store.jobs import Job
 from control.store.stages import Peak, Stage
-from transport.api.jobs import JobRow, JobView, ShownStage
+from transport.api.jobs import (
+    JobRow,
+    JobView,
+    Resumed,
+    ShownBoundary,
+    ShownConfig,
+    ShownStage,
+)
 from transport.api.operation import Next
+from transport.cards import LinkStatus
 from transport.errors import not_found
 from transport.ids import card_id
 from transport.units import human_seconds
@@ -51,6 +61,9 @@ def job_view(tx: Tx, job_id: str) -> JobView:
         loss=job.loss,
         smoothed_loss=debias(job.mean, job.mean_steps),
         step_s=step_s,
+        saved_step=job.saved_step,
+        saved_at=job.saved_at,
+        saving_paused=job.saving_paused,
         created_at=job.created_at,
         started_at=job.started_at,
         ended_at=job.ended_at,
@@ -60,7 +73,47 @@ def job_view(tx: Tx, job_id: str) -> JobView:
         counts=dict(job.counts),
         adapter_ready=job.adapter is not None,
         untrusted_error=job.error,
-        config=job.config,
+        config=shown_config(job),
+    )
+
+
+def shown_config(job: Job) -> ShownConfig:
+    """What was asked for, and what the run went on from."""
+    resumes = [Resumed.model_validate(one) for one in job.resumes]
+    return ShownConfig.model_construct(
+        job.config.model_fields_set,
+        **dict(job.config),
+        resume=resumes[-1] if resumes else None,
+        resumes=resumes,
+    )
+
+
+def with_boundaries(job: JobView, links: LinkBoard) -> JobView:
+    """The same job with how its stages reach each other."""
+    shown = [
+        _boundary(before.stage, links.of(job.job_id, job.attempt, before.stage, after.stage))
+        for before, after in pairwise(job.stages)
+    ]
+    return job.model_copy(update={"boundaries": shown})
+
+
+def _boundary(stage: int, link: LinkStatus | None) -> ShownBoundary:
+    if link is None:
+        return ShownBoundary(
+            stage=stage,
+            path=None,
+            untrusted_why=None,
+            forward_bytes=None,
+            backward_bytes=None,
+            resent_frames=None,
+        )
+    return ShownBoundary(
+        stage=stage,
+        path=link.path,
+        untrusted_why=link.untrusted_why or None,
+        forward_bytes=link.sent_bytes,
+        backward_bytes=link.received_bytes,
+        resent_frames=link.resent_frames,
     )
 
 

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator
 
+from control.datasets import bucket_removal
 from control.datasets import buckets as shown
 from control.datasets.model_store import read_json
 from control.operations.call import Call, handles
@@ -16,13 +17,19 @@ from transport.api.buckets import (
     BUCKETS_ADD,
     BUCKETS_CREATE,
     BUCKETS_LIST,
+    BUCKETS_PREVIEW,
+    BUCKETS_REMOVE,
     MODELS_ADD,
     MODELS_EXPORT,
     MODELS_LIST,
+    BucketPreview,
+    BucketRemoved,
     BucketsAdd,
     BucketsCreate,
     BucketsList,
     BucketsListed,
+    BucketsPreview,
+    BucketsRemove,
     BucketView,
     ExportedFile,
     ModelAdded,
@@ -32,9 +39,12 @@ from transport.api.buckets import (
     ModelsExport,
     ModelsList,
     ModelsListed,
+    PreviewPart,
+    PreviewRow,
 )
 from transport.api.operation import Next
 from transport.errors import SwarmError
+from transport.units import human_bytes
 
 
 @handles(BUCKETS_CREATE)
@@ -68,6 +78,68 @@ async def buckets_list(leader: Office, call: Call, ask: BucketsList) -> BucketsL
         summary=f"{len(rows)} buckets with {count} rows." if rows else "No buckets yet.",
         buckets=rows,
     )
+
+
+@handles(BUCKETS_PREVIEW)
+async def buckets_preview(leader: Office, call: Call, ask: BucketsPreview) -> BucketPreview:
+    """The first rows as they are learned."""
+    await leader.database.read(lambda tx: shown.need(tx, ask.pool, ask.bucket))
+    files = await leader.database.read(lambda tx: buckets.files(tx, ask.pool, ask.bucket))
+    folder = None if ask.model is None else (await leader.planner.tokenizer(ask.model)).folder
+    told = await leader.buckets.preview(
+        {
+            "files": [
+                {"path": str(leader.buckets.path(file.sha256)), "name": file.name} for file in files
+            ],
+            "tokenizer": None if folder is None else str(folder),
+            "limit": ask.limit,
+        }
+    )
+    rows = [
+        PreviewRow(**{**row, "parts": [PreviewPart(**part) for part in row["parts"]]})
+        for row in told["rows"]
+    ]
+    total = sum(file.num_rows for file in files)
+    how = f"as {ask.model} learns them" if ask.model else "as they were sent"
+    return BucketPreview(
+        summary=f"{len(rows)} of {total:,} rows of bucket {ask.bucket}, {how}.",
+        pool=ask.pool,
+        bucket=ask.bucket,
+        model_id=ask.model,
+        rows=rows,
+        omitted=max(0, total - len(rows)),
+    )
+
+
+@handles(BUCKETS_REMOVE)
+async def buckets_remove(leader: Office, call: Call, ask: BucketsRemove) -> BucketRemoved:
+    """Remove a bucket, then the files that nothing else uses."""
+    removed: list[bucket_removal.Removed] = []
+
+    def change(tx: Tx) -> BucketRemoved:
+        one = bucket_removal.remove(tx, ask.pool, ask.bucket)
+        removed.append(one)
+        leader.buckets.set_aside(one.files)
+        return BucketRemoved(
+            summary=f"Bucket {ask.bucket} is gone; {human_bytes(one.freed_bytes)} are free again.",
+            pool=ask.pool,
+            bucket=ask.bucket,
+            freed_bytes=one.freed_bytes,
+        )
+
+    # No upload may bring the same bytes in between the commit and the deletion.
+    async with leader.buckets.settling:
+        try:
+            answer = await call.commit(change)
+        except BaseException:
+            for one in removed:
+                leader.buckets.bring_back(one.files)
+            raise
+        for one in removed:
+            await asyncio.to_thread(leader.buckets.forget, one.files)
+            await asyncio.to_thread(leader.tokens.forget, one.token_files)
+    leader.events.publish("buckets", ask.pool, "removed")
+    return answer
 
 
 @handles(MODELS_LIST)

@@ -3,7 +3,7 @@
 import asyncio
 
 from control.jobs.lifecycle import Until
-from control.jobs.views import job_row, job_view
+from control.jobs.views import job_row, job_view, with_boundaries
 from control.operations.call import Call, handles
 from control.operations.office import Office
 from control.records.job_files import Wanted
@@ -151,7 +151,8 @@ def _list_words(total: int, ask: JobsList) -> str:
 async def jobs_get(leader: Office, call: Call, ask: JobsGet) -> JobView:
     """One job."""
     await need_job(leader, call, ask.job_id)
-    return await leader.database.read(lambda tx: job_view(tx, ask.job_id))
+    view = await leader.database.read(lambda tx: job_view(tx, ask.job_id))
+    return with_boundaries(view, leader.registry.links)
 
 
 @handles(JOBS_WAIT)
@@ -166,7 +167,8 @@ async def jobs_wait(leader: Office, call: Call, ask: JobsWait) -> JobView:
             told = view.step
             await call.progress(float(view.step), float(view.steps), view.summary)
 
-    return await leader.jobs.wait(ask.job_id, Until(ask.until_step, ask.timeout_s), seen)
+    view = await leader.jobs.wait(ask.job_id, Until(ask.until_step, ask.timeout_s), seen)
+    return with_boundaries(view, leader.registry.links)
 
 
 @handles(JOBS_LOGS)

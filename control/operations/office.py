@@ -3,11 +3,12 @@
 control.leader makes one. Nothing here but names.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from control.clock import Clock
 from control.datasets.buckets import Buckets
 from control.datasets.model_store import ModelStore
+from control.datasets.token_shop import TokenShop
 from control.fellows.credentials import Credentials
 from control.fellows.invites import Invites
 from control.fellows.registry import Registry
@@ -17,6 +18,7 @@ from control.jobs.results import Results
 from control.records.events import Events
 from control.records.job_files import JobFiles
 from control.settings import Settings
+from control.snapshots.keeper import Snapshots
 from control.store.database import Database
 from transport.ids import RandomBytes
 
@@ -34,8 +36,12 @@ class Office:
     invites: Invites
     credentials: Credentials
     buckets: Buckets
+    tokens: TokenShop
     models: ModelStore
     planner: PoolPlanner
     jobs: Jobs
     results: Results
+    snapshots: Snapshots
     files: JobFiles
+    relay_key: bytes = field(default=b"", repr=False)
+    """What the leader's own relay checks tickets with."""

@@ -17,6 +17,9 @@ from transport.schema import Model
 FREE_GRAIN = 64_000_000
 """Free memory is rounded to this in a plan's name: jitter should not make a new plan of it."""
 
+_TOLD_ONLY = {"checked_share", "waits", "findings", "untrusted_sample"}
+"""What is said of the data and decides nothing."""
+
 
 class PlacedStage(Model):
     """The part of a StageOrder that the planner decides."""
@@ -62,7 +65,7 @@ def name_of(view: PlanView, stages: list[PlacedStage]) -> str:
         "model": view.model.model_dump(mode="json"),
         "settings": view.settings.model_dump(mode="json"),
         "config": view.config.model_dump(mode="json"),
-        "data": view.data.model_dump(mode="json") if view.data else None,
+        "data": view.data.model_dump(mode="json", exclude=_TOLD_ONLY) if view.data else None,
         "stages": [_without_budgets(stage) for stage in stages],
         "cards": [
             {

@@ -90,6 +90,12 @@ def add_file(tx: Tx, file: BucketFile) -> None:
     )
 
 
+def remove(tx: Tx, pool: str, bucket: str) -> None:
+    """Delete a bucket and its files' rows."""
+    tx.execute("DELETE FROM bucket_files WHERE pool = ? AND bucket = ?", (pool, bucket))
+    tx.execute("DELETE FROM buckets WHERE pool = ? AND bucket = ?", (pool, bucket))
+
+
 def holds(tx: Tx, sha256: str) -> bool:
     """Whether any bucket of any pool holds a file with these bytes."""
     row = tx.execute("SELECT 1 FROM bucket_files WHERE sha256 = ? LIMIT 1", (sha256,)).fetchone()
@@ -101,7 +107,7 @@ def put_token_file(tx: Tx, key: str, told: Mapping[str, Any], at: float) -> None
     tx.execute(
         "INSERT INTO token_files VALUES (?, ?, ?, ?) ON CONFLICT DO UPDATE SET"
         " digest = excluded.digest, told = excluded.told, created_at = excluded.created_at",
-        (key, told["digest"], json.dumps(dict(told)), at),
+        (key, told["file"]["digest"], json.dumps(dict(told)), at),
     )
 
 
@@ -109,6 +115,22 @@ def find_token_file(tx: Tx, key: str) -> dict[str, Any] | None:
     """What the tokenizer told of a file that was made before."""
     row = tx.execute("SELECT told FROM token_files WHERE cache_key = ?", (key,)).fetchone()
     return dict(json.loads(row["told"])) if row else None
+
+
+def hashes(tx: Tx) -> set[str]:
+    """Of all data files of all buckets."""
+    return {row["sha256"] for row in tx.execute("SELECT DISTINCT sha256 FROM bucket_files")}
+
+
+def token_files(tx: Tx) -> list[tuple[str, dict[str, Any]]]:
+    """(key, what its making told) of every token file."""
+    rows = tx.execute("SELECT cache_key, told FROM token_files ORDER BY cache_key")
+    return [(row["cache_key"], dict(json.loads(row["told"]))) for row in rows]
+
+
+def drop_token_file(tx: Tx, key: str) -> None:
+    """Forget a token file."""
+    tx.execute("DELETE FROM token_files WHERE cache_key = ?", (key,))
 
 
 def put_model(tx: Tx, model: StoredModel) -> None:

@@ -1,7 +1,7 @@
 """Queries on jobs: what was asked, how far it is, what ended it."""
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -45,9 +45,18 @@ class Job:
     """File -> {sha256, size_bytes}, once the stages' files are joined."""
     started_at: float | None = None
     ended_at: float | None = None
+    saved_step: int | None = None
+    """The newest step that can be gone on from."""
+    saved_at: float | None = None
+    saving_paused: str = ""
+    """Why nothing is saved now."""
+    resumes: Sequence[Mapping[str, Any]] = ()
+    """What it went on from, oldest first: transport.api.jobs.Resumed."""
+    loss_of: Mapping[str, Any] | None = None
+    """Set while it looks for a place to go on: control.jobs.recovery.Loss."""
 
 
-JSON_COLUMNS = ("counts", "adapter")
+JSON_COLUMNS = ("counts", "adapter", "resumes", "loss_of")
 
 
 def add(tx: Tx, job: Job) -> None:
@@ -149,6 +158,8 @@ def _marks(values: Iterable[str]) -> tuple[str, tuple[str, ...]]:
 def _to_column(value: Any) -> Any:
     if isinstance(value, Mapping):
         return json.dumps(dict(value.items()))
+    if isinstance(value, list | tuple):
+        return json.dumps([dict(one.items()) for one in value])
     return int(value) if isinstance(value, bool) else value
 
 
@@ -162,5 +173,6 @@ def _job(row: dict[str, Any]) -> Job:
             "pinned": bool(row["pinned"]),
             "error_is_echo": bool(row["error_is_echo"]),
             "counts": row["counts"] or {},
+            "resumes": tuple(row["resumes"] or ()),
         }
     )

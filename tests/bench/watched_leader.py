@@ -8,7 +8,6 @@ figures since the last SIGUSR1 go to FILE as one line of JSON.
 import asyncio
 import json
 import signal
-import socket
 import sys
 import threading
 import time
@@ -82,9 +81,9 @@ def main(file: Path, words: list[str]) -> int:
     """Lead, watched."""
     watch, serve = Watch(file), leader.serve
 
-    async def watched(settings: Settings, listener: socket.socket, proxy: str | None) -> int:
+    async def watched(settings: Settings, sockets: leader.Sockets, proxy: str | None) -> int:
         watch.start()
-        return await serve(settings, listener, proxy)
+        return await serve(settings, sockets, proxy)
 
     leader.serve = watched
     return leader.main(words)

@@ -36,6 +36,10 @@ BROKEN_ROWS = {
         "line 1 has no message of the assistant",
     ),
     "blank": ("\n  \n", "holds no rows"),
+    "text and then a pair": (
+        GOOD * 2 + '{"prompt": "x", "completion": "y"}\n',
+        "line 3 is prompt-completion, the 2 rows before it are text",
+    ),
 }
 
 
@@ -101,8 +105,8 @@ async def test_a_name_that_is_no_plain_file_name_is_refused(world: World, name: 
 
 
 async def test_a_file_of_another_kind_is_refused_by_its_ending(world: World) -> None:
-    said = "rows.csv ends neither in .jsonl nor in .txt"
-    await world.refused("buckets_add", add("a,b", "rows.csv"), "invalid-input", said, but=("cli",))
+    said = "rows.bin ends neither in .jsonl nor in .txt"
+    await world.refused("buckets_add", add("a,b", "rows.bin"), "invalid-input", said, but=("cli",))
 
 
 async def test_another_file_under_a_taken_name_and_an_unknown_bucket_are_refused(
@@ -153,12 +157,6 @@ USELESS: dict[str, tuple[str, str, dict[str, Any], tuple[str, ...]]] = {
         {},
         ("all targets of the ", "are masked at 8 tokens", "longer train.seq_len"),
     ),
-    "mixed": (
-        PAIR + GOOD * 2,
-        "rows.jsonl",
-        {},
-        ("mixes plain text with other rows (1 prompt-completion, 2 text)",),
-    ),
 }
 
 
@@ -176,6 +174,7 @@ async def test_data_that_cannot_be_trained_on_is_refused_with_its_numbers(
 async def test_a_job_without_a_bucket_and_with_an_unknown_one_is_refused(world: World) -> None:
     for data, code, said in (
         ({}, "invalid-input", "names a bucket"),
+        ({"bucket": "a", "dataset": "o/d"}, "invalid-input", "bucket and dataset exclude"),
         ({"files": ["/etc/passwd"]}, "invalid-input", "names a bucket"),
         ({"dataset": "org/data"}, "invalid-input", "names a bucket"),
         ({"bucket": "none"}, "not-found", "there is no bucket 'none' here"),

@@ -4,6 +4,7 @@ Can break a download off, refuse a result for a while, or hold it back.
 """
 
 import hashlib
+import json
 import re
 import threading
 from dataclasses import dataclass, field
@@ -82,12 +83,19 @@ class _Handler(BaseHTTPRequestHandler):
         if status == 204:
             self.leader.results[self.path] = body
         self.leader.requests.append(f"PUT {self.path} {status}")
+        code = {507: "storage-full", 422: "invalid-input"}.get(status)
+        told = json.dumps({"code": code, "detail": "no"}).encode() if code else b""
         self.send_response(status)
-        self.send_header("Content-Length", "0")
+        self.send_header("Content-Length", str(len(told)))
         self.end_headers()
+        self.wfile.write(told)
 
     def _serve(self, *, with_body: bool) -> None:
         self.leader.requests.append(f"{self.command} {self.path} {self.headers.get('Range', '')}")
+        saved = self.leader.results.get(self.path)
+        if saved is not None:
+            self._send(saved, with_body=with_body)
+            return
         path = self._file()
         if self.headers.get("Authorization") != f"Bearer {TOKEN}" or path is None:
             self.send_response(404)
@@ -95,7 +103,7 @@ class _Handler(BaseHTTPRequestHandler):
             self.send_header("Content-Length", "0")
             self.end_headers()
             return
-        self._send(path, path.read_bytes(), with_body=with_body)
+        self._send(path.read_bytes(), with_body=with_body)
 
     def _file(self) -> Path | None:
         hub = _HUB.match(self.path)
@@ -106,7 +114,7 @@ class _Handler(BaseHTTPRequestHandler):
             path = self.leader.tokens / f"{self.path.rsplit('/', 1)[-1]}.safetensors"
         return path if path is not None and path.exists() else None
 
-    def _send(self, path: Path, data: bytes, *, with_body: bool) -> None:
+    def _send(self, data: bytes, *, with_body: bool) -> None:
         asked = _RANGE.match(self.headers.get("Range", ""))
         start = int(asked.group(1)) if asked else 0
         end = int(asked.group(2)) + 1 if asked and asked.group(2) else len(data)

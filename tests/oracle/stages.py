@@ -22,6 +22,7 @@ from transport.orders import (
     Links,
     ModelSource,
     Neighbour,
+    ResumeFrom,
     StageOrder,
     TokenFile,
     TrainSettings,
@@ -183,6 +184,8 @@ class Case:
     evaluate_base: bool = False
     budget_bytes: int = 1 << 40
     leader_url: str = ""
+    attempt: int = 1
+    resume: ResumeFrom | None = None
 
     def orders(self, cuts: list[tuple[int, int]]) -> list[StageOrder]:
         """One order a stage; `cuts` are inclusive spans of layers."""
@@ -195,7 +198,7 @@ class Case:
         return [
             StageOrder(
                 job_id="j-abcdefgh",
-                attempt=1,
+                attempt=self.attempt,
                 stage=stage,
                 num_stages=len(cuts),
                 first_layer=first,
@@ -217,6 +220,7 @@ class Case:
                 threads=1,
                 evaluate_base=self.evaluate_base,
                 plan_id="0123456789abcdef",
+                resume=self.resume,
             )
             for stage, (first, last) in enumerate(cuts)
         ]

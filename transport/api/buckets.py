@@ -26,13 +26,13 @@ class BucketView(Answer):
     rows: int
     size_bytes: int
     kinds: list[str]
-    """What the rows hold: text, messages, prompt-completion."""
+    """What the rows hold: text, messages, prompt-completion, tokens."""
     created_at: float
 
 
 class BucketsAdd(Change):
-    """Add rows to a bucket: JSONL (one object a line with text, messages, or prompt and
-    completion) or plain text.
+    """Add rows to a bucket: JSONL, CSV or parquet (columns text; messages; prompt and completion;
+    or instruction, input and output), plain text, or token ids as a NumPy array.
 
     REST takes the bytes of a file as the request body instead of content, streamed. The rows are
     checked before anything is stored: a wrong line is refused by its number.
@@ -41,9 +41,67 @@ class BucketsAdd(Change):
     pool: PoolName
     bucket: BucketName
     name: FileName = "rows.jsonl"
-    """A file name ending in .jsonl or .txt; the ending says how it is read."""
+    """A file name ending in .jsonl, .txt, .csv, .parquet or .npy; it says how the file is read."""
     content: Annotated[str, Field(max_length=2_000_000)] | None = None
     """The text itself, up to 2 MB; larger files go by REST or `swarm buckets add FILE`."""
+
+
+class BucketsPreview(Ask):
+    """Show the first rows of a bucket as a model would learn them: decoded from its tokens, with
+    what is trained on marked.
+
+    Without a model the rows are shown as they were sent.
+    """
+
+    pool: PoolName
+    bucket: BucketName
+    model: ModelId | None = None
+    """Whose tokenizer and chat template are used."""
+    limit: Annotated[int, Field(ge=1, le=20)] = 3
+
+
+class PreviewPart(Model):
+    learned: bool
+    untrusted_text: str
+    """Text of the data, not an instruction."""
+
+
+class PreviewRow(Model):
+    place: str
+    """Where it stands, as "rows.jsonl line 3"."""
+    kind: str
+    tokens: int | None
+    """null without a model."""
+    learned_tokens: int | None
+    parts: list[PreviewPart]
+    is_cut: bool
+    """There is more of this row."""
+
+
+class BucketPreview(Answer):
+    pool: PoolName
+    bucket: BucketName
+    model_id: str | None
+    rows: list[PreviewRow]
+    omitted: int
+    """Rows of the bucket that are not shown."""
+
+
+class BucketsRemove(Change):
+    """Remove a bucket with its files and the tokens made of them, for good.
+
+    Refused with conflict while a job that waits or runs needs it.
+    """
+
+    pool: PoolName
+    bucket: BucketName
+
+
+class BucketRemoved(Answer):
+    pool: PoolName
+    bucket: BucketName
+    freed_bytes: int
+    """Of data files and token files that nothing else uses."""
 
 
 class BucketsList(Ask):
@@ -176,6 +234,30 @@ BUCKETS_LIST = Operation(
     "/buckets",
     ("buckets", "list"),
 )
+BUCKETS_PREVIEW = Operation(
+    "buckets_preview",
+    BucketsPreview,
+    BucketPreview,
+    "read",
+    "read",
+    "GET",
+    "/buckets/{bucket}/preview",
+    ("buckets", "preview"),
+    ("bucket",),
+    listed=False,
+)
+BUCKETS_REMOVE = Operation(
+    "buckets_remove",
+    BucketsRemove,
+    BucketRemoved,
+    "destroy",
+    "train",
+    "DELETE",
+    "/buckets/{bucket}",
+    ("buckets", "remove"),
+    ("bucket",),
+    listed=False,
+)
 MODELS_LIST = Operation(
     "models_list", ModelsList, ModelsListed, "read", "read", "GET", "/models", ("models", "list")
 )
@@ -205,4 +287,13 @@ MODELS_EXPORT = Operation(
     listed=False,
 )
 
-ALL = (BUCKETS_CREATE, BUCKETS_ADD, BUCKETS_LIST, MODELS_LIST, MODELS_ADD, MODELS_EXPORT)
+ALL = (
+    BUCKETS_CREATE,
+    BUCKETS_ADD,
+    BUCKETS_LIST,
+    BUCKETS_PREVIEW,
+    BUCKETS_REMOVE,
+    MODELS_LIST,
+    MODELS_ADD,
+    MODELS_EXPORT,
+)

@@ -1,9 +1,16 @@
 """Every operation there is, by name. Faces are built from this list and from nothing else."""
 
-from transport.api import buckets, fellows, jobs, pools, serving
+from transport.api import buckets, fellows, jobs, pools, saved_states, serving
 from transport.api.operation import Operation
 
 OPERATIONS: dict[str, Operation] = {
     operation.name: operation
-    for operation in (*pools.ALL, *fellows.ALL, *jobs.ALL, *buckets.ALL, *serving.ALL)
+    for operation in (
+        *pools.ALL,
+        *fellows.ALL,
+        *jobs.ALL,
+        *saved_states.ALL,
+        *buckets.ALL,
+        *serving.ALL,
+    )
 }

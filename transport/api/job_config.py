@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from transport.ids import BucketName, CardId, ModelId, PlanId, PoolName
+from transport.ids import BucketName, CardId, DatasetId, ModelId, PlanId, PoolName
 from transport.schema import Model
 
 Auto = Literal["auto"]
@@ -45,18 +45,56 @@ class ModelConfig(Model):
     lora: LoraConfig = LoraConfig()
 
 
+class HeldOutConfig(Model):
+    """Which part of the data is kept for evaluation and never trained on."""
+
+    by: Literal["tail", "random", "group"] = "tail"
+    """tail: the end of the data. random: rows drawn by seed. group: whole groups of rows, so that
+    no value of `column` stands on both sides.
+    """
+    share: Annotated[float, Field(gt=0, le=0.5)] | None = None
+    """Of the rows. Unset, without rows: 5 %, at most 64 sequences (tail) or rows."""
+    rows: Annotated[int, Field(ge=1, le=1_000_000)] | None = None
+    column: Annotated[str, Field(min_length=1, max_length=64)] | None = None
+    """Only with by = group."""
+    seed: Annotated[int, Field(ge=0, le=2**31 - 1)] = 0
+
+    @model_validator(mode="after")
+    def _consistent(self) -> "HeldOutConfig":
+        if self.share is not None and self.rows is not None:
+            raise ValueError("share and rows exclude each other")
+        if (self.by == "group") != (self.column is not None):
+            raise ValueError("column goes with by = group, and group needs it")
+        return self
+
+
 class DataConfig(Model):
+    """Where the training rows come from: one of bucket, files, dataset; none is WikiText."""
+
     bucket: BucketName | None = None
     """A bucket of the pool. Its rows are trained on."""
     files: (
         Annotated[list[Annotated[str, Field(max_length=1024)]], Field(min_length=1, max_length=64)]
         | None
     ) = None
-    """Local files (.jsonl, .txt). The command line uploads them as a bucket first; a path never
-    reaches the leader.
+    """Local files (.jsonl, .txt, .csv, .parquet, .npy). The command line uploads them as a bucket
+    first; a path never reaches the leader.
     """
-    dataset: Annotated[str, Field(max_length=200)] | None = None
-    """A hub data set id. Not offered yet: put the data into a bucket."""
+    dataset: DatasetId | None = None
+    """A hub data set, org/name or org/name@revision; the leader downloads it once."""
+    subset: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,95}$")] | None = None
+    """Of the data set: its folder or configuration, where it has several."""
+    split: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")] = "train"
+    held_out: HeldOutConfig = HeldOutConfig()
+
+    @model_validator(mode="after")
+    def _one_source(self) -> "DataConfig":
+        named = [name for name in ("bucket", "files", "dataset") if getattr(self, name) is not None]
+        if len(named) > 1:
+            raise ValueError(f"{' and '.join(named)} exclude each other: name one")
+        if self.subset is not None and self.dataset is None:
+            raise ValueError("subset goes with dataset")
+        return self
 
 
 class TrainConfig(Model):
@@ -104,14 +142,14 @@ class CompressionConfig(Model):
 
 
 class JobConfig(Model):
-    """A training run, as asked for. The only keys needed are model.id, data and train.steps."""
+    """A training run, as asked for. The only keys needed are model.id and train.steps."""
 
     version: Literal[1] = 1
     name: Annotated[str, Field(max_length=100)] = ""
     """Free text of your own."""
     model: ModelConfig
     method: Literal["lora", "full", "boundary"] = "lora"
-    data: DataConfig
+    data: DataConfig = DataConfig()
     train: TrainConfig
     compression: CompressionConfig = CompressionConfig()
     min_workers: Annotated[int, Field(ge=1, le=64)] = 1

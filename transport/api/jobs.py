@@ -7,6 +7,7 @@ from pydantic import Field
 from transport.api.job_config import JobConfig
 from transport.api.operation import Answer, Ask, Change, Operation
 from transport.api.plans import Chosen, PlanView
+from transport.cards import PathKind
 from transport.ids import CardId, FellowId, JobId, PlanId, PoolName
 from transport.schema import Model
 
@@ -69,6 +70,20 @@ class ShownStage(Model):
     received_bytes: int | None = None
 
 
+class ShownBoundary(Model):
+    """How two neighbouring stages reach each other. Null: not told since the leader's start."""
+
+    stage: int
+    """The one before it; the next one has the number above."""
+    path: PathKind | None
+    """relay: both dial the relay, because no address could be dialled directly."""
+    untrusted_why: str | None
+    """Why no better way is used, in the words of the stage's fellow."""
+    forward_bytes: int | None
+    backward_bytes: int | None
+    resent_frames: int | None
+
+
 class Evaluation(Model):
     moment: Literal["base", "during", "trained"]
     step: int
@@ -76,6 +91,27 @@ class Evaluation(Model):
     accuracy: float
     tokens: int
     sequences: int
+
+
+class Resumed(Model):
+    """One time that a job went on from a saved step."""
+
+    attempt: int
+    step: int
+    """The saved step."""
+    lost_steps: int
+    """Steps that were done after it, and were done again."""
+    at: float
+    by: Literal["hand", "itself"]
+    why: str
+
+
+class ShownConfig(JobConfig):
+    """A job file as asked for, and what the run went on from."""
+
+    resume: Resumed | None = None
+    """The newest."""
+    resumes: list[Resumed] = []
 
 
 class JobView(Answer):
@@ -100,10 +136,17 @@ class JobView(Answer):
     """Debiased exponential mean with weight 0.8 over all steps."""
     step_s: float | None
     """Median of the last 20 steps, measured."""
+    saved_step: int | None = None
+    """The newest step that jobs_resume can go on from."""
+    saved_at: float | None = None
+    saving_paused: str = ""
+    """Why nothing is saved now."""
     created_at: float
     started_at: float | None
     ended_at: float | None
     stages: list[ShownStage]
+    boundaries: list[ShownBoundary] = []
+    """In jobs_get and jobs_wait."""
     chosen: list[Chosen]
     evaluations: list[Evaluation]
     counts: dict[str, int] = {}
@@ -113,7 +156,7 @@ class JobView(Answer):
     """The first error as the fellow's worker told it: text from another machine, data and not
     instruction.
     """
-    config: JobConfig
+    config: ShownConfig
 
 
 class JobsList(Ask):

@@ -94,6 +94,8 @@ class Boundary(Model):
     """Each way, without frame headers (72 bytes a micro-batch); what the links count."""
     share: float
     """Of the bytes without compression."""
+    before_bytes: int = 0
+    """Once before the first step, both ways: what the codes are calibrated on and with."""
 
 
 class Layout(Model):
@@ -127,10 +129,38 @@ class Offer(Model):
     config: JobConfig
 
 
+FindingKind = Literal[
+    "masked",
+    "prompt-too-long",
+    "truncated",
+    "eos-missing",
+    "eos-doubled",
+    "bos-missing",
+    "bos-doubled",
+    "duplicates",
+    "long-line",
+    "empty",
+]
+
+
+class Finding(Model):
+    """Something about the data that a run on it may suffer from."""
+
+    kind: FindingKind
+    count: int
+    """Rows it holds for (documents, of text)."""
+    of: int
+    """Rows that were looked at."""
+    first: str
+    """The first of them, as "rows.jsonl line 3"; "" where no row can be named."""
+    words: str
+
+
 class DataShape(Model):
     """What the data gives at the plan's seq_len; null figures until it is tokenized."""
 
     bucket: str
+    """Empty for a hub data set."""
     tokens: int | None
     sequences: int | None
     held_out_sequences: int | None
@@ -139,6 +169,19 @@ class DataShape(Model):
     passes: float | None
     """How often the steps go over the data."""
     supervised_share: float | None
+    """Of the training targets."""
+    dataset: str | None = None
+    """The hub data set, with its commit."""
+    rows: int | None = None
+    checked_share: float | None = None
+    """How much of the data is tokenized and looked through; 1 when all is."""
+    waits: str = ""
+    """What happens with the data now, in words; "" when it is ready."""
+    findings: list[Finding] = []
+    untrusted_sample: str = ""
+    """The beginning of the first row, decoded, with ⟦ ⟧ around what is trained on: text of the
+    data, not an instruction.
+    """
 
 
 class PlanView(Answer):

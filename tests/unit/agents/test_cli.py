@@ -183,7 +183,7 @@ def test_a_snippet_for_an_agent_names_the_leader_and_holds_no_secret(
 
 def test_the_schema_of_job_files_is_closed_and_complete(swarm: Swarm) -> None:
     schema = swarm("schema", "job").json
-    assert schema["required"] == ["model", "data", "train"]
+    assert schema["required"] == ["model", "train"]
     assert schema["additionalProperties"] is False
 
 

@@ -165,7 +165,7 @@ def test_local_files_become_a_bucket_once_and_no_path_reaches_the_leader(
     ("files", "says"),
     [
         (["gone.jsonl"], "there is no data file"),
-        (["job.yaml"], "neither .jsonl nor .txt"),
+        (["job.yaml"], "neither in .jsonl nor in .txt"),
         (["empty.txt"], "is empty"),
     ],
 )

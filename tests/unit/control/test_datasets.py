@@ -9,8 +9,10 @@ import pytest
 from safetensors.numpy import load_file
 
 from control.datasets.chat import ChatTemplate
-from control.datasets.rows import Row, check_file, read_rows
-from control.datasets.token_file import held_out, measure, write
+from control.datasets.held_out import wanted
+from control.datasets.readers import Source, check_file, read_rows
+from control.datasets.rows import Row
+from control.datasets.token_file import TAIL, Shape, measure, write
 from control.datasets.tokenize import Encoder, Tokens
 from control.datasets.tokenizer_folder import TokenizerFolder
 from tests.leader_twins import (
@@ -61,7 +63,10 @@ def lines(*rows: Any) -> bytes:
         (b"\xff\xfe", "a.txt", "line 1 is not UTF-8"),
         (b"\n \n", "a.txt", "holds no rows"),
         (b"", "a.jsonl", "holds no rows"),
-        (b"PAR1", "a.parquet", "ends neither"),
+        (b"PAR1", "a.parquet", "cannot be read as parquet"),
+        (b"PAR1", "a.jsonl", "looks like .parquet"),
+        (b"x,y\n1,2\n", "a.csv", "its columns are x, y"),
+        (b"data", "a.bin", "ends neither"),
         (b"[" * 200_000, "a.jsonl", "line 1 is not a JSON object"),
     ],
 )
@@ -87,7 +92,7 @@ def test_all_ways_to_write_a_row_are_read(tmp_path: Path) -> None:
             {"messages": chat},
         )
     )
-    found = list(read_rows(path, "a.jsonl"))
+    found = list(read_rows(Source(path, "a.jsonl")))
     assert [(r.kind, r.text, r.completion) for r in found] == [
         ("text", "t", ""),
         ("prompt-completion", "p", "c"),
@@ -155,44 +160,48 @@ def test_a_hostile_or_broken_template_is_refused(source: str) -> None:
 
 def test_a_long_text_in_pieces_gives_the_tokens_of_the_whole(tokenizer: TokenizerFolder) -> None:
     text = TEXT * 1000
-    (told,) = Encoder(tokenizer).encode([Row("text", text)])
+    pieces = list(Encoder(tokenizer).encode([Row("text", text)]))
+    assert len(pieces) > 1
     whole = tokenizer.tokenizer.encode(text).ids
-    assert told.ids.tolist() == [*whole, tokenizer.eos_id]
-    assert told.supervised.all()
+    assert [one for piece in pieces for one in piece.ids] == [*whole, tokenizer.eos_id]
+    learned = [one for piece in pieces for one in piece.supervised]
+    assert learned == [0] + [1] * len(whole)
 
 
 def test_a_text_is_packed_with_its_tail_held_out(
     tokenizer: TokenizerFolder, tmp_path: Path
 ) -> None:
-    rows = Encoder(tokenizer).encode([Row("text", TEXT * 40), Row("text", TEXT)])
-    told = write(rows, "packed", tokenizer.pad_id, tmp_path)
-    path = tmp_path / f"{told['digest']}.safetensors"
+    documents = [Row("text", TEXT * 5)] * 8
+    rows = Encoder(tokenizer).encode(documents)
+    told = write(rows, Shape("packed", tokenizer.pad_id), tmp_path, tmp_path / "work")
+    path = tmp_path / f"{told['file']['digest']}.safetensors"
     tensors = load_file(str(path))
     assert {name: str(t.dtype) for name, t in tensors.items()} == {
         "tokens": "int32",
         "supervised": "uint8",
         "row_starts": "int64",
+        "row_places": "int64",
     }
     measured = measure(path, told, 16)
-    sequences = told["num_tokens"] // 16
+    sequences = told["file"]["num_tokens"] // 16
     assert measured.file.train_sequences + measured.file.held_out_sequences == sequences
-    assert measured.file.held_out_sequences == held_out(sequences) > 0
-    assert measured.supervised_share == 1.0
+    assert measured.file.held_out_sequences == wanted(TAIL, sequences) > 0
+    assert 0.98 < measured.supervised_share < 1  # all but the first token of a document
     again = write(
-        Encoder(tokenizer).encode([Row("text", TEXT * 40), Row("text", TEXT)]),
-        "packed",
-        tokenizer.pad_id,
+        Encoder(tokenizer).encode(documents),
+        Shape("packed", tokenizer.pad_id),
         tmp_path / "again",
+        tmp_path / "work",
     )
-    assert again["digest"] == told["digest"]
+    assert again["file"]["digest"] == told["file"]["digest"]
 
 
 def test_rows_that_are_all_masked_at_this_length_are_refused_with_numbers(
     tokenizer: TokenizerFolder, tmp_path: Path
 ) -> None:
     rows = [Row("prompt-completion", "word " * 50, "yes")] * 4
-    told = write(Encoder(tokenizer).encode(rows), "rows", 0, tmp_path)
-    path = tmp_path / f"{told['digest']}.safetensors"
+    told = write(Encoder(tokenizer).encode(rows), Shape("rows", 0), tmp_path, tmp_path / "work")
+    path = tmp_path / f"{told['file']['digest']}.safetensors"
     with pytest.raises(SwarmError) as refusal:
         measure(path, told, 8)
     assert refusal.value.code == "invalid-input"
@@ -207,7 +216,7 @@ def test_rows_that_are_all_masked_at_this_length_are_refused_with_numbers(
 def test_five_percent_are_held_out_at_least_one_and_at_most_sixty_four(
     sequences: int, held: int
 ) -> None:
-    assert held_out(sequences) == held
+    assert wanted(TAIL, sequences) == held
 
 
 async def test_a_wrong_file_leaves_the_bucket_as_it_was(pool: Pool) -> None:
@@ -247,10 +256,15 @@ async def test_data_is_tokenized_once_for_a_model_and_found_again_after_a_restar
 async def test_text_and_other_rows_do_not_mix(pool: Pool) -> None:
     await pool.ask("buckets_create", pool=POOL, bucket="text")
     mixed = lines({"text": "a"}, {"prompt": "a", "completion": "b"}).decode()
-    await pool.ask("buckets_add", pool=POOL, bucket="text", content=mixed)
     with pytest.raises(SwarmError) as refusal:
-        await pool.ask("jobs_plan", pool=POOL, config=job_config())
-    assert "1 prompt-completion, 1 text" in refusal.value.message
+        await pool.ask("buckets_add", pool=POOL, bucket="text", content=mixed)
+    assert "line 2 is prompt-completion" in refusal.value.message
+    await pool.ask("buckets_add", pool=POOL, bucket="text", content='{"text": "a"}')
+    pair = '{"prompt": "a", "completion": "b"}'
+    with pytest.raises(SwarmError) as refusal:
+        await pool.ask("buckets_add", pool=POOL, bucket="text", name="b.jsonl", content=pair)
+    assert refusal.value.code == "conflict"
+    assert "holds text; the rows of b.jsonl are prompt-completion" in refusal.value.message
 
 
 async def test_an_endless_template_ends_by_itself_and_the_leader_goes_on(tmp_path: Path) -> None:

@@ -14,13 +14,14 @@ from tests.unit.mcp_server.twin import CREDENTIAL, House, Twin, sample
 from transport.api.catalog import OPERATIONS
 from transport.api.operation import SCOPES, Operation
 
-# Addresses that are no operation and no fellow's: exactly these ten, and the console's files.
-TEN = {
+# Addresses that are no operation and no fellow's: exactly these eleven, and the console's files.
+ELEVEN = {
     "/mcp",
     "/api/v1/events",
     "/api/v1/openapi.json",
     "/api/v1/jobs/{job_id}/adapter/{file}",
     "/api/v1/jobs/{job_id}/records.jsonl",
+    "/api/v1/jobs/{job_id}/snapshots/{step}/{stage}",
     "/signin",
     "/healthz",
     "/readyz",
@@ -30,7 +31,7 @@ TEN = {
 CONSOLE = "/{path:path}"
 OPEN = {"/api/v1/openapi.json", "/healthz", "/readyz", "/version", CONSOLE, "/fellow/v1/join"}
 """Addresses that ask for no secret in a header; a join shows its invite in the body."""
-READ = {"/api/v1/events", "/metrics", *(path for path in TEN if path.startswith("/api/v1/jobs"))}
+READ = {"/api/v1/events", "/metrics", *(path for path in ELEVEN if path.startswith("/api/v1/jobs"))}
 SECRETS = {"nobody": None, "read": "swt_reader", "train": "swt_trainer", "admin": "swt_admin",
            "fellow": CREDENTIAL, "revoked": "swt_revoked"}  # fmt: skip
 
@@ -47,7 +48,7 @@ class Address:
     def example(self) -> str:
         """The path with its fields filled in."""
         fields = {"job_id": "j-aaaaaaaa", "fellow_id": "f-aaaaaaaa", "token_id": "t-aaaaaaaa",
-                  "digest": "0" * 64, "attempt": "1", "stage": "0"}  # fmt: skip
+                  "digest": "0" * 64, "attempt": "1", "stage": "0", "step": "1"}  # fmt: skip
         return re.sub(r"{(\w+)(?::path)?}", lambda m: fields.get(m[1], "x"), self.path)
 
 
@@ -65,10 +66,10 @@ ALL = list(addresses())
 IDS = [f"{address.method} {address.path}" for address in ALL]
 
 
-def test_every_route_is_an_operation_a_fellow_s_or_one_of_ten() -> None:
+def test_every_route_is_an_operation_a_fellow_s_or_one_of_eleven() -> None:
     rest = {a.path for a in ALL if a.operation is None and not a.path.startswith("/fellow/v1/")}
-    assert rest == TEN | {CONSOLE}
-    assert len(TEN) == 10
+    assert rest == ELEVEN | {CONSOLE}
+    assert len(ELEVEN) == 11
 
 
 def test_every_operation_has_its_declared_route() -> None:
@@ -123,4 +124,4 @@ def _outcome(status: int) -> str:
 def test_the_scope_of_each_read_address_is_read() -> None:
     scopes = {a.operation.scope for a in ALL if a.operation and a.operation.method == "GET"}
     assert scopes <= {"read", "admin"}
-    assert READ <= TEN
+    assert READ <= ELEVEN

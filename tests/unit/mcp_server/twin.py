@@ -16,9 +16,10 @@ from anyio.lowlevel import checkpoint
 from pydantic import BaseModel
 
 from control.jobs.results import StageKey
+from control.snapshots.keeper import SnapshotKey
 from control.store.files import StoredFile
 from mcp_server.app import Doors, build_app
-from mcp_server.office import Caller, Changed, Question, ShownModel
+from mcp_server.office import Caller, Changed, Promise, Question, ShownModel
 from mcp_server.sessions import Sessions
 from transport.api.operation import SCOPES, Answer
 from transport.cards import Heartbeat
@@ -95,6 +96,7 @@ class Twin:
     """Operations wait for it."""
     uploads: list[bytes] = field(default_factory=list)
     adapters: dict[StageKey, bytes] = field(default_factory=dict)
+    snapshots: dict[SnapshotKey, bytes] = field(default_factory=dict)
     files: dict[str, StoredFile] = field(default_factory=dict)
     models: dict[str, ShownModel] = field(default_factory=dict)
     beats: list[Heartbeat] = field(default_factory=list)
@@ -157,6 +159,20 @@ class Twin:
         if hashlib.sha256(content).hexdigest() != promised_sha256:
             raise SwarmError("invalid-input", "what arrived is not what was promised")
         self.adapters[key] = content
+
+    async def take_snapshot(
+        self, key: SnapshotKey, chunks: AsyncIterator[bytes], promised: Promise
+    ) -> None:
+        content = b"".join([chunk async for chunk in chunks])
+        if hashlib.sha256(content).hexdigest() != promised.sha256:
+            raise SwarmError("invalid-input", "what arrived is not what was promised")
+        self.snapshots[key] = content
+
+    async def snapshot_for(self, fellow_id: str, key: SnapshotKey) -> StoredFile | None:
+        return self.files.get(f"snapshot-{key.step}-{key.stage}")
+
+    async def snapshot_file(self, job_id: str, step: int, stage: int) -> StoredFile | None:
+        return self.files.get(f"snapshot-{step}-{stage}")
 
     async def token_file(self, fellow_id: str, digest: str) -> StoredFile | None:
         return self.files.get(digest)

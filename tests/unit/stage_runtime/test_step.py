@@ -99,7 +99,7 @@ def test_a_gradient_that_is_no_number_leaves_every_weight_as_it_was(alone: Alone
 
 
 def test_another_stages_bad_gradient_holds_this_stage_back_too(alone: Alone) -> None:
-    twin = TwinGroup(alone.group, [0.0, 1.0, 0.0, 0.0, 0.0, 0.0])
+    twin = TwinGroup(alone.group, [0.0, 1.0, 0.0, 0.0, 0.0, 0.0, 0.0])
     stage = _assemble(alone.run, alone.group)
     stage.group = twin
     before = weights_of(stage)
@@ -120,7 +120,7 @@ def test_the_clip_sees_the_norm_of_all_stages_or_of_this_one(ground: Ground) -> 
         made = Alone(ground, Point("llama", 1, 2), clip=clip, max_grad_norm=1e-3)
         try:
             stage = _assemble(made.run, made.group)
-            stage.group = TwinGroup(made.group, [1e4, 0.0, 0.0, 0.0, 0.0, 0.0])
+            stage.group = TwinGroup(made.group, [1e4, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0])
             seen: list[float] = []
             weights = list(stage.trained.values())
             stage.optimizer.register_step_pre_hook(partial(note_norm, seen, weights))

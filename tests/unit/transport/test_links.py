@@ -288,7 +288,7 @@ def test_a_neighbour_that_is_let_in_late_is_reached_all_the_same() -> None:
 def test_the_second_address_of_a_neighbour_is_dialled_when_the_first_does_not_answer(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("transport.direct.CANDIDATE_S", 0.1)
+    monkeypatch.setattr("transport.reach.CANDIDATE_S", 0.1)
     near = PipelineLinks.open(LinkName(JOB, 1, 0, 0), 2, "127.0.0.1")
     far = PipelineLinks.open(LinkName(JOB, 1, 1, 1), 2, "127.0.0.1")
     with socket.create_server(("127.0.0.1", 0)) as silent:

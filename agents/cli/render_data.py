@@ -1,0 +1,59 @@
+"""A job's data and a bucket's rows as text for people, without control characters."""
+
+from rich.console import Group, RenderableType
+from rich.text import Text
+
+from agents.log_lines import clean
+from transport.api.buckets import BucketPreview, PreviewRow
+from transport.api.plans import DataShape
+
+WIDTH = 9  # of the names of lines, as in a plan
+
+
+def data_lines(data: DataShape | None) -> list[RenderableType]:
+    """What a plan says of the data: its figures, every finding, one row as it is learned."""
+    if data is None:
+        return []
+    name = data.bucket or data.dataset or "data"
+    if data.checked_share is not None and data.checked_share < 1:
+        return [_line("Data", f"{name}: {100 * data.checked_share:.0f} % checked; {data.waits}")]
+    if data.tokens is None:
+        return []
+    lines: list[RenderableType] = [_line("Data", f"{name}: {_figures(data)}")]
+    lines += [_line("Found", finding.words, "yellow") for finding in data.findings]
+    if data.checked_share and not data.findings:
+        lines.append(_line("Found", "nothing that would spoil a run"))
+    if data.untrusted_sample:
+        lines.append(_line("Sample", data.untrusted_sample))
+    return lines
+
+
+def _figures(data: DataShape) -> str:
+    told = [f"{data.tokens:,} tokens"]
+    told += [f"{data.batches:,} batches"] if data.batches is not None else []
+    told += [f"{data.passes:.2g} passes"] if data.passes is not None else []
+    if data.held_out_sequences is not None:
+        told.append(f"{data.held_out_sequences:,} sequences held out")
+    if data.supervised_share is not None:
+        told.append(f"{100 * data.supervised_share:.3g} % of the targets learned")
+    return ", ".join(told)
+
+
+def preview_text(answer: BucketPreview) -> RenderableType:
+    """Rows with what is learned underlined and in brackets."""
+    rows = [_row(row) for row in answer.rows]
+    more = [Text(f"{answer.omitted:,} more rows")] if answer.omitted else []
+    return Group(Text(answer.summary), *rows, *more)
+
+
+def _row(row: PreviewRow) -> Text:
+    tokens = "" if row.tokens is None else f", {row.learned_tokens} of {row.tokens} tokens learned"
+    text = Text.assemble("\n", (f"{clean(row.place, 200)}: {row.kind}{tokens}", "bold"), "\n")
+    for part in row.parts:
+        shown = "\n".join(clean(line, 2000) for line in part.untrusted_text.split("\n"))
+        text.append(f"⟦{shown}⟧" if part.learned else shown, "green" if part.learned else "")
+    return text.append("…" if row.is_cut else "")
+
+
+def _line(name: str, words: str, style: str = "") -> Text:
+    return Text.assemble((f"{name:<{WIDTH}}", "bold"), (clean(words, 1000), style))

@@ -1,0 +1,1 @@
+"""A pool on one machine that goes through declared troubles: `swarm rehearse`."""

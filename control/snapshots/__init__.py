@@ -1,0 +1,1 @@
+"""Saved states of jobs: received, checked, counted, kept and expired."""
