@@ -59,9 +59,7 @@ def agree(group: StageGroup, order: StageOrder, own: str) -> None:
     count = order.num_stages
     # Numbers are all alike exactly when n * (sum of squares) is the square of their sum. Both are
     # whole numbers far below 2 ** 53, so float64 holds them exactly.
-    alike = all(
-        count * int(totals[2 * i + 1]) == int(totals[2 * i]) ** 2 for i in range(_WORDS)
-    )
+    alike = all(count * int(totals[2 * i + 1]) == int(totals[2 * i]) ** 2 for i in range(_WORDS))
     if not alike:
         raise SwarmError(
             "plan-changed",

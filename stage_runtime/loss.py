@@ -70,13 +70,14 @@ class _ChunkedSum(torch.autograd.Function):
 class _Grads:
     """Where a chunk's gradients go; None = nobody wants one."""
 
-    hidden_CD: Tensor | None
-    weight_VD: Tensor | None
-    bias_V: Tensor | None
+    hidden: Tensor | None
+    """(C, D), (V, D) and (V)."""
+    weight: Tensor | None
+    bias: Tensor | None
 
     @property
     def is_wanted(self) -> bool:
-        return self.hidden_CD is not None or self.weight_VD is not None
+        return self.hidden is not None or self.weight is not None
 
 
 def _one_chunk(  # noqa: PLR0913
@@ -106,13 +107,13 @@ def _one_chunk(  # noqa: PLR0913
         del slope_CV
     grad_CV = logits_CV.to(hidden_CD.dtype)
     del logits_CV
-    if grads.hidden_CD is not None:
-        torch.mm(grad_CV, weight_VD, out=grads.hidden_CD)
-    if grads.weight_VD is not None:
+    if grads.hidden is not None:
+        torch.mm(grad_CV, weight_VD, out=grads.hidden)
+    if grads.weight is not None:
         for words in _pieces(len(weight_VD)):
-            grads.weight_VD[words] += grad_CV[:, words].T @ hidden_CD
-    if grads.bias_V is not None:
-        grads.bias_V.add_(grad_CV.sum(0))
+            grads.weight[words] += grad_CV[:, words].T @ hidden_CD
+    if grads.bias is not None:
+        grads.bias.add_(grad_CV.sum(0))
 
 
 def _pieces(num_words: int) -> Iterator[slice]:
@@ -184,6 +185,8 @@ class StageLoss:
     chunk_tokens: int
     num_targets: int = 1
     """Supervised targets of the whole step: the divisor of every micro-batch's sum."""
+    scale: float = 1.0
+    """What the loss is multiplied by before backward (stage_runtime.loss_scale)."""
     evaluating: bool = False
     tally: Tally = field(default_factory=Tally)
 
@@ -201,7 +204,7 @@ class StageLoss:
             self.head,
             target_N,
             chunk_tokens=self.chunk_tokens,
-            scale=1.0 / max(1, self.num_targets),
+            scale=self.scale / max(1, self.num_targets),
         )
         self.tally.loss_sum += float(total)
         self.tally.tokens += len(target_N)
