@@ -26,8 +26,10 @@ GPU_FRAGMENTS = 0.05
 CPU_MARGIN_BYTES = 8_000_000
 CPU_FRAGMENTS = 0.02
 
-LOGIT_CHUNK_BYTES = 182_000_000
-"""Float32 logits and their softmax that exist at once in the loss: 150 tokens at 151,936 words."""
+LOGIT_CHUNK_BYTES = 91_000_000
+"""Float32 logits that exist at once in the loss: 150 tokens at 151,936 words."""
+LOSS_WORDS = 1 << 13
+"""Words of the vocabulary whose part of a trained head's gradient is computed at once."""
 
 
 @dataclass(frozen=True)
@@ -112,7 +114,7 @@ class Price:
 
 def loss_chunk_tokens(vocab: int) -> int:
     """Tokens of logits that exist at once: 149 at a vocabulary of 151,936, more below it."""
-    return max(16, min(1024, LOGIT_CHUNK_BYTES // (8 * vocab)))
+    return max(16, min(1024, LOGIT_CHUNK_BYTES // (4 * vocab)))
 
 
 def runs_1f1b(settings: TrainSettings, num_stages: int) -> bool:
@@ -416,18 +418,17 @@ class Prices:
 
     def _loss_top(self) -> int:
         chunk = min(self.settings.loss_chunk_tokens, self.tokens)
-        # Float32 logits and their softmax; 16-bit layers take the gradient once more in 16 bits.
-        # From the second chunk on, the gradient of the one before is still there.
-        alone, after = (8, 12) if self.layer.number_bytes == 4 else (10, 12)
+        # Float32 logits, which turn into their gradient in place; 16-bit layers have both once in
+        # 16 bits as well. A softcap's slope stands beside them.
+        each = 4 if self.layer.number_bytes == 4 else 6
         if self.facts.family.scores == "softcap":
-            # The bent logits in both formats, and the bend's derivative.
-            alone, after = (20, 32) if self.layer.number_bytes == 4 else (14, 24)
-        each = after if self.tokens > chunk else alone
+            each = 8
         weight = 0
         if self.layer.full:
-            # One chunk's product for the head's gradient; in 16 bits the head is cast as well.
+            # A piece of the head's gradient; in 16 bits the head is cast, for every micro-batch.
             b = self.layer.number_bytes
-            weight = (b if b == 4 else 2 * b) * self.facts.head_params
+            weight = b * min(self.facts.vocab, LOSS_WORDS) * self.facts.hidden
+            weight += b * self.facts.head_params * (b == 2)
         return chunk * self.facts.vocab * each + self.hidden_bytes + weight
 
     def _kernel_bytes(self, place: CardPlace, device: Device, price: Price) -> int:

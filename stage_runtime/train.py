@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from stage_runtime.adapters import digest_of, make_trainable
+from stage_runtime.agreement import agree, fingerprint, refuse_nothing_to_train
 from stage_runtime.batches import Batch, Sequences, indices_of_step, open_sequences
 from stage_runtime.boundaries import Boundaries
 from stage_runtime.card_memory import CardMeter, device_of
@@ -24,6 +25,7 @@ from stage_runtime.costs import CardPlace, Device, Prices
 from stage_runtime.evaluate import evaluate, num_evaluated
 from stage_runtime.load import LoadedStage, load_stage
 from stage_runtime.loss import StageLoss
+from stage_runtime.loss_scale import LossScale
 from stage_runtime.optim import adamw
 from stage_runtime.process_group import TensorKind
 from stage_runtime.progress import StepLog, tell_data, tell_share
@@ -90,6 +92,7 @@ def load(
     with meter.counting():
         stage = load_stage(checkpoint, span_of(order), dtype)
         trained = make_trainable(stage, order.settings)
+        refuse_nothing_to_train(order, trained)
         _place(stage, order, meter, devices)
     sequences = None
     if token_file is not None:
@@ -211,6 +214,7 @@ def train(
     """
     order, meter = run.order, run.meter
     with meter.counting():
+        agree(group, order, fingerprint(order, run.trained))
         stage = _assemble(run, group)
         boundaries = _boundaries(run, group, place)
         done = _go_on(stage, place)
@@ -279,6 +283,7 @@ def _assemble(run: LoadedRun, group: StageGroup) -> RunningStage:
         optimizer=adamw(run.trained, first),
         device=first,
         tied=tied_table(run.stage, order, torch_group(group)),
+        scale=LossScale.of(settings.dtype),
     )
 
 

@@ -102,14 +102,13 @@ def lora_targets(config: JobConfig, facts: ModelFacts) -> tuple[str, ...]:
     return facts.attention_targets + (facts.mlp_targets if config.model.lora.mlp else ())
 
 
-def number_format(config: JobConfig, cards: Sequence[Card]) -> Format:
+def number_format(config: JobConfig, facts: ModelFacts, cards: Sequence[Card]) -> Format:
     """The number format of the whole job from what every one of these cards can run."""
     if config.model.dtype != "auto":
         return Format(config.model.dtype, "set by you")
-    # Gradients of a full fine-tune overflow float16: there is no loss scaling here.
-    narrow: tuple[Dtype, ...] = (
-        ("bfloat16",) if config.method == "full" else ("bfloat16", "float16")
-    )
+    # Activations of families with wide norms (Gemma) pass float16's range: bfloat16, or nothing.
+    wide = facts.family.wide_norm
+    narrow: tuple[Dtype, ...] = ("bfloat16",) if wide else ("bfloat16", "float16")
     common = [f for f in narrow if all(f in card.report.number_formats for card in cards)]
     if not common:
         return Format("float32", "the cards have no 16-bit format in common")

@@ -241,7 +241,7 @@ def _usable(
     if not able:  # name a format that the cards run, not one that nobody is left to contradict
         roomy = examine(inventory, replace(wanted, floor_bytes=lambda _: 1))
         able = [card for card in roomy if not card.reason]
-    chosen = auto.number_format(config, able)
+    chosen = auto.number_format(config, facts, able)
     floor = _floor(facts, config, chosen.name, quantization)
     return chosen, examine(inventory, replace(wanted, floor_bytes=floor, number_format=chosen.name))
 

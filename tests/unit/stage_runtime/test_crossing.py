@@ -45,18 +45,6 @@ def test_codes_cross_both_ways_and_are_counted_to_the_byte(
     assert near.crossed(1) == far.crossed(0) == (10, 10, 0)
 
 
-def test_a_flat_piece_of_a_table_crosses_as_it_is_beside_codes(
-    pair: tuple[SwarmGroup, SwarmGroup],
-) -> None:
-    near, far = pair
-    near._boundaries = far._boundaries = frozenset([KIND, TensorKind(torch.float32, (5,))])
-    values = torch.randn(5)
-    near.send([values], 1, 0)
-    arrived = torch.empty(5)
-    assert far.recv([arrived], 0, 0).wait()
-    assert torch.equal(arrived, values)
-
-
 def test_a_vote_crosses_as_it_is_and_is_not_counted(pair: tuple[SwarmGroup, SwarmGroup]) -> None:
     near, far = pair
     near.send([torch.ones(1, dtype=torch.int32)], 1, 0)
