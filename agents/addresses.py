@@ -7,17 +7,18 @@ import ipaddress
 from urllib.parse import urlsplit
 
 from transport.errors import SwarmError
+from transport.pinning import split_pin, with_pin
 
 _URL_HINT = "write it like http://127.0.0.1:7420 or https://leader.example.org"
 
 
 def leader_url(text: str) -> str:
-    """A leader's address without a trailing slash.
+    """A leader's address without a trailing slash; "#pin=HEX" stays where it is told.
 
     Raises:
         SwarmError: invalid-input when it is no http(s) address, or holds a user name or a query.
     """
-    address = text.strip()
+    address, pin = split_pin(text.strip())
     try:
         parts = urlsplit(address)
         _ = parts.port
@@ -30,10 +31,10 @@ def leader_url(text: str) -> str:
     if parts.username or parts.password or parts.query or parts.fragment:
         raise SwarmError(
             "invalid-input",
-            "a leader's address holds no user name, no query and no #",
+            "a leader's address holds no user name and no query",
             hint=_URL_HINT,
         )
-    return address.rstrip("/")
+    return with_pin(address.rstrip("/"), pin)
 
 
 def is_loopback(url: str) -> bool:

@@ -7,6 +7,7 @@ change that carries a request_id, which every change sent from here does.
 import hashlib
 import json
 import random
+import ssl
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping
@@ -23,6 +24,7 @@ from agents.addresses import is_loopback, leader_url
 from agents.answers import problem, unreachable
 from transport.api.operation import Answer, Ask, Change, Operation
 from transport.errors import SwarmError
+from transport.pinning import split_pin, trust
 
 API = "/api/v1"
 _TRIES = 4
@@ -38,7 +40,7 @@ class Client:
     """A connection to one leader with one access token."""
 
     def __init__(self, url: str, token: str | None = None, timeout_s: float = 30.0) -> None:
-        self.url = leader_url(url)
+        self.url, pin = split_pin(leader_url(url))
         self._timeout_s = timeout_s
         headers = {"User-Agent": "swarm-cli", "Accept": "application/json"}
         if token:
@@ -49,8 +51,14 @@ class Client:
             timeout=httpx2.Timeout(timeout_s, connect=min(timeout_s, 5.0)),
             trust_env=not is_loopback(self.url),
             # Reading all root certificates takes 20 ms, which clear text has no use for.
-            verify=self.url.startswith("https:"),
+            verify=self._trust(pin) if pin else self.url.startswith("https:"),
         )
+
+    def _trust(self, pin: str) -> ssl.SSLContext:
+        try:
+            return trust(self.url, pin)
+        except OSError as error:
+            raise unreachable(self.url, error) from None
 
     def __enter__(self) -> Self:
         return self

@@ -19,6 +19,7 @@ from transport.errors import SwarmError
 DEFAULT_LEADER = "http://127.0.0.1:7420"
 TABLE = "client"  # of config.toml; the leader's own settings are in another table
 _KEYS = ("leader", "pool", "token_file", "timeout")
+_OWN_ADDRESS = "leader.address"
 _OWNER_TOKEN = "owner.token"  # noqa: S105 - a file's name
 
 
@@ -80,9 +81,17 @@ def read(flags: Mapping[str, str | None], environ: Mapping[str, str] | None = No
             return Setting(stored[name], str(path))
         return Setting(default, "default")
 
-    leader = find("leader", DEFAULT_LEADER)
+    leader = _own_leader(find("leader", DEFAULT_LEADER), env)
     token = _token(flags.get("token_file"), env, stored, leader)
     return Profile(leader, find("pool", None), token, find("timeout", "30"))
+
+
+def _own_leader(found: Setting, env: Mapping[str, str]) -> Setting:
+    """Where nothing is told: the address that this machine's own leader has noted, if it has."""
+    path = data_folder(env) / _OWN_ADDRESS
+    if found.origin != "default" or not path.is_file():
+        return found
+    return Setting(path.read_text(encoding="utf-8").strip(), str(path))
 
 
 def _token(

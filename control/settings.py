@@ -16,6 +16,7 @@ from pydantic import Field, ValidationError, field_validator
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
 from transport.errors import SwarmError
+from transport.pinning import with_pin
 from transport.units import GB, MB
 
 TABLE = "leader"  # of config.toml; other tables belong to other programs of the house
@@ -35,12 +36,24 @@ class Settings(BaseSettings):
     """Folder for the database, models, buckets and results."""
     public_url: str | None = None
     """How fellows and people reach the leader, when that is not its own address."""
+    tls_cert: Path | None = None
+    """A certificate for public_url that somebody else made (PEM); the leader makes its own unless
+    told.
+    """
+    tls_key: Path | None = None
+    """The key of tls_cert (PEM, without a password)."""
+    leader_pin: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")] | None = None
+    """SHA-256 of the public key that join commands pin; that of the leader's own certificate unless
+    told. For a TLS proxy with a certificate that no authority has signed.
+    """
     allowed_hosts: list[str] = []
     """Host names that requests may carry beside those of host and public_url."""
     relay: str = "own"
     """Where stages meet that cannot dial each other: "own" (this leader starts one), "none", or
     HOST:PORT of a `swarm relay`.
     """
+    relay_host: str | None = None
+    """Address that the leader's own relay listens on; the leader's unless told."""
     relay_port: Annotated[int, Field(ge=0, le=65535)] | None = None
     """Of the leader's own relay; the port after the leader's unless told."""
     relay_key_file: Path | None = None
@@ -91,6 +104,11 @@ class Settings(BaseSettings):
     ) -> tuple[PydanticBaseSettingsSource, ...]:
         """Only what load() gives it: the order of the sources is decided there, with origins."""
         return (init_settings,)
+
+    @property
+    def address(self) -> str:
+        """The URL with the pin of its key, as join commands tell it."""
+        return with_pin(self.url, self.leader_pin)
 
     @property
     def url(self) -> str:

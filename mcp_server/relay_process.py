@@ -29,16 +29,17 @@ def listen_for_relay(settings: Settings, leader_port: int) -> socket.socket | No
     """
     if settings.relay != "own":
         return None
+    host = settings.relay_host or settings.host
     if settings.relay_port is not None:
-        return listen(settings.host, settings.relay_port)
+        return listen(host, settings.relay_port)
     if settings.port == 0 or leader_port == 65535:
-        return listen(settings.host, 0)
+        return listen(host, 0)
     try:
-        return listen(settings.host, leader_port + 1)
+        return listen(host, leader_port + 1)
     except SwarmError as error:
         # Nobody asked for this port, so its loss must not keep a leader down.
         log.warning("the relay takes another port", extra={"why": error.message})
-        return listen(settings.host, 0)
+        return listen(host, 0)
 
 
 class RelayProcess:

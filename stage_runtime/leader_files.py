@@ -8,12 +8,10 @@ import ssl
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from urllib.parse import urlsplit
 
 import httpx2
-from cryptography import x509
-from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
+from transport import pinning
 from transport.errors import SwarmError
 from transport.units import human_bytes
 
@@ -48,21 +46,7 @@ class LeaderAccess:
         """
         if self.pin is None:
             return True
-        address = urlsplit(self.url)
-        shown = ssl.get_server_certificate(
-            (address.hostname or "", address.port or 443), timeout=TIMEOUT_S
-        )
-        key = x509.load_pem_x509_certificate(shown.encode()).public_key()
-        spki = key.public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
-        if hashlib.sha256(spki).hexdigest() != self.pin:
-            raise SwarmError(
-                "unauthenticated",
-                "the leader shows another key than the one this fellow joined with",
-                hint="join again with a fresh invite if the leader was set up anew",
-            )
-        context = ssl.create_default_context(cadata=shown)
-        context.check_hostname = False  # the key itself is pinned
-        return context
+        return pinning.trust(self.url, self.pin)
 
     @staticmethod
     def refusal(answer: httpx2.Response) -> SwarmError:

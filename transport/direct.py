@@ -120,8 +120,10 @@ class PipelineLinks:
             self._bound = bind_socket(
                 self.zap, self._keys, self._domain, address, self._options.max_frame_bytes
             )
-            endpoints = [self._bound.getsockopt_string(zmq.LAST_ENDPOINT)]
-            endpoints += self._listen_more(self._bound, int(endpoints[0].rpartition(":")[2]))
+            port = _port_of(self._bound)
+            # Not as ZeroMQ tells it: it writes an IPv4 address as IPv6.
+            endpoints = [told_endpoint(listen_address, port)]
+            endpoints += self._listen_more(self._bound, port)
         self.endpoint = Endpoint(self._keys.public, endpoints)
 
     def _listen_more(self, socket: zmq.Socket[Any], port: int) -> list[str]:
@@ -132,8 +134,9 @@ class PipelineLinks:
             for try_port in (str(port), "*"):
                 with suppress(zmq.ZMQError, SwarmError):
                     socket.bind(f"tcp://{_host(address)}:{try_port}")
-                    bound = socket.getsockopt_string(zmq.LAST_ENDPOINT).rpartition(":")[2]
-                    endpoints.append(told_endpoint(address, int(bound), is_mesh=address != told))
+                    endpoints.append(
+                        told_endpoint(address, _port_of(socket), is_mesh=address != told)
+                    )
                     break
         return endpoints
 
@@ -236,6 +239,11 @@ def _relayed(
         return wire
 
     return open_wire
+
+
+def _port_of(socket: zmq.Socket[Any]) -> int:
+    """Where it was bound last."""
+    return int(socket.getsockopt_string(zmq.LAST_ENDPOINT).rpartition(":")[2])
 
 
 def _host(listen_address: str) -> str:

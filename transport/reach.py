@@ -108,12 +108,17 @@ class Reach:
                 return Reached("direct")
             return Reached(self._chosen.kind, self._chosen.endpoint, self._why_not(self._chosen))
         if self._relay is not None and self._relay.is_up:
-            return Reached("relay", "", self._why_not(None))
+            return Reached("relay", "", self._why_not(None) or self._why_not_yet())
         return Reached("none", "", self._why_not(None) or self._link.trouble)
 
     @property
     def _is_direct_up(self) -> bool:
         return self._direct is not None and self._direct.is_up
+
+    def _why_not_yet(self) -> str:
+        if self._direct is None or self._chosen is None:
+            return ""
+        return f"{self._chosen.kind} {self._chosen.host}: no answer yet"
 
     def _why_not(self, better_than: Candidate | None) -> str:
         return self._trials.why_not(better_than) if self._trials is not None else ""

@@ -44,7 +44,10 @@ _DATA = click.option("--data", metavar="FOLDER", help="Where the leader keeps it
 @click.option("--port", metavar="N", help="7420 unless told; 0 takes a free one.")
 @_DATA
 @click.option("--public", metavar="URL", help="How fellows and people reach this leader.")
+@click.option("--tls-cert", metavar="FILE", help="A certificate for it, not the leader's own.")
+@click.option("--tls-key", metavar="FILE", help="The key of that certificate.")
 @click.option("--relay", metavar="WHERE", help="Where stages meet: own, none, or HOST:PORT.")
+@click.option("--relay-host", metavar="ADDRESS", help="Where its own relay listens.")
 @click.option("--relay-port", metavar="N", help="Of its own relay; the port after its own.")
 @click.option("--relay-key-file", metavar="FILE", help="The key of a relay elsewhere.")
 @click.option("--log-level", type=click.Choice(["debug", "info", "warning", "error"]))

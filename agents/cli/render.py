@@ -215,7 +215,8 @@ def _job_stages(job: JobView) -> Table:
 
 
 def _evaluation(one: Evaluation) -> str:
-    when = {"base": "base model", "trained": "trained"}.get(one.moment, f"step {one.step}")
+    names = {"base": "base model", "trained": "trained", "bypassed": "trained, no bottleneck"}
+    when = names.get(one.moment, f"step {one.step}")
     return f"{when}: loss {one.loss:.4f}, accuracy {one.accuracy:.1%}, {one.sequences} sequences"
 
 

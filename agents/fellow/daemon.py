@@ -29,6 +29,7 @@ from agents.fellow.worker import PATIENCE, Patience
 from transport.cards import PROTOCOL, CardReport, Heartbeat
 from transport.errors import SwarmError
 from transport.orders import DesiredState, MeasureOrder
+from transport.pinning import split_pin
 
 # Workers get 5 s, unsent reports 2 s: the whole stays below the 10 s that a service gets to stop.
 _FLUSH_S = 2.0
@@ -92,9 +93,9 @@ class Daemon:
             self._launcher,
             Attempts(setting.state_folder),
             WorkerSetting(
-                leader_url=identity.leader,
+                leader_url=split_pin(identity.leader)[0],
                 leader_token=identity.credential,
-                leader_pin=None,
+                leader_pin=split_pin(identity.leader)[1],
                 cache_folder=setting.cache_folder,
                 work_folder=setting.state_folder / "work",
                 listen_address=address,

@@ -4,7 +4,9 @@ One method for each route of the fellow API. Does not decide when to ask or what
 answer; every failure is a SwarmError.
 """
 
+import asyncio
 import json
+import ssl
 from collections.abc import Sequence
 from types import TracebackType
 from typing import Self, TypeVar
@@ -18,6 +20,7 @@ from agents.fellow.spool import Line
 from transport.cards import PROTOCOL, Heartbeat
 from transport.errors import SwarmError
 from transport.orders import DesiredState
+from transport.pinning import split_pin, trust
 from transport.reports import JoinAsk, Joined, ReportsTaken
 
 A = TypeVar("A", bound=BaseModel)
@@ -30,21 +33,16 @@ _HELD_TIMEOUT = httpx2.Timeout(10.0, read=_HELD_S + 15.0)
 class LeaderLink:
     """A connection pool to one leader, with the fellow's credential once it has joined."""
 
-    def __init__(self, url: str, credential: str | None = None) -> None:
-        self.url = url
+    def __init__(self, address: str, credential: str | None = None) -> None:
+        self.url, self._pin = split_pin(address)
         self.sent_bytes = 0
         self.received_bytes = 0
-        headers = {"User-Agent": "swarm-fellow", "Accept": "application/json"}
+        self._headers = {"User-Agent": "swarm-fellow", "Accept": "application/json"}
         if credential:
-            headers["Authorization"] = f"Bearer {credential}"
-        # A proxy of the environment never stands between two processes of one machine.
-        self._client = httpx2.AsyncClient(
-            base_url=url + "/fellow/v1",
-            headers=headers,
-            timeout=_TIMEOUT,
-            trust_env=not is_loopback(url),
-            limits=httpx2.Limits(max_connections=4, keepalive_expiry=60.0),
-        )
+            self._headers["Authorization"] = f"Bearer {credential}"
+        self._turn = asyncio.Lock()
+        self._client = self._open(verify=True) if self._pin is None else None
+        """None while the leader's key has not been looked at."""
 
     async def __aenter__(self) -> Self:
         return self
@@ -55,7 +53,7 @@ class LeaderLink:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        await self._client.aclose()
+        await self._close()
 
     async def join(self, ask: JoinAsk) -> Joined:
         """Ask to join; the same question again is the same join."""
@@ -80,7 +78,8 @@ class LeaderLink:
         return await self._ask(ReportsTaken, "POST", "/reports", body)
 
     async def _ask(self, answers: type[A], method: str, path: str, body: str | None) -> A:
-        request = self._client.build_request(
+        client = self._client or await self._look()
+        request = client.build_request(
             method,
             path,
             content=None if body is None else body.encode(),
@@ -88,14 +87,44 @@ class LeaderLink:
             timeout=_HELD_TIMEOUT if method == "GET" else _TIMEOUT,
         )
         try:
-            response = await self._client.send(request)
+            response = await client.send(request)
         except (httpx2.TransportError, httpx2.DecodingError) as error:
+            if self._pin is not None and isinstance(error, httpx2.ConnectError):
+                await self._close()  # its certificate may be a new one of the same key
             raise unreachable(self.url, error) from None
         self.sent_bytes += _size(request.headers) + len(body or "")
         self.received_bytes += _size(response.headers) + len(response.content)
         if response.status_code >= 400:
             raise problem(response.status_code, response.content)
         return _read(answers, response.content, self.url)
+
+    async def _look(self) -> httpx2.AsyncClient:
+        """See whether the leader holds the pinned key, and trust that alone from now on."""
+        assert self._pin is not None
+        async with self._turn:
+            if self._client is None:
+                try:
+                    trusted = await asyncio.to_thread(trust, self.url, self._pin)
+                except OSError as error:
+                    raise unreachable(self.url, error) from None
+                self._client = self._open(trusted)
+            return self._client
+
+    def _open(self, verify: ssl.SSLContext | bool) -> httpx2.AsyncClient:
+        return httpx2.AsyncClient(
+            base_url=self.url + "/fellow/v1",
+            headers=self._headers,
+            timeout=_TIMEOUT,
+            verify=verify,
+            # A proxy of the environment never stands between two processes of one machine.
+            trust_env=not is_loopback(self.url),
+            limits=httpx2.Limits(max_connections=4, keepalive_expiry=60.0),
+        )
+
+    async def _close(self) -> None:
+        client, self._client = self._client, None
+        if client is not None:
+            await client.aclose()
 
 
 def _size(headers: httpx2.Headers) -> int:

@@ -228,7 +228,7 @@ async def invites_create(leader: Office, call: Call, ask: InvitesCreate) -> Invi
             invite_id=invite.invite_id,
             pool=ask.pool,
             secret=leader.invites.secret(invite.invite_id),
-            command=f"swarm join {leader.settings.url}",
+            command=f"swarm join {leader.settings.address}",
             expires_at=invite.expires_at,
         )
 

@@ -30,7 +30,7 @@ FREE_SHARE = 0.95
 VERSION = "0.1.0"
 FEATURES = (
     "stage", "lora", "full", "recompute", "chunked-loss", "evaluate",
-    "int8", "nf4", "fixed_int8", "fixed_int4", "rotation",
+    "int8", "nf4", "fixed_int8", "fixed_int4", "rotation", "learned", "boundary",
 )  # fmt: skip
 STORED_BYTES = {"float32": 4}
 WHAT_IF = "what-if"

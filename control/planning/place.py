@@ -192,7 +192,7 @@ def _pins(config: JobConfig, facts: ModelFacts) -> Pins:
     pins = pins_of(
         config.layer_index, equal=config.partition == "equal", num_layers=facts.num_layers
     )
-    stages = len(pins.counts) if pins.counts else config.min_workers
+    stages = len(pins.counts) if pins.counts else compression.fewest(config)
     most = config.max_workers or MAX_FELLOWS
     if pins.counts and not config.min_workers <= stages <= most:
         raise SwarmError(
@@ -275,7 +275,10 @@ def _chosen(ask: Ask, fellows: list[FellowCards], left_out: LeftOut) -> list[Fel
         caps.append((config.max_workers, f"max_workers is {config.max_workers}"))
     if not config.use_all_workers:
         caps.append(
-            (config.min_workers, f"use_all_workers is off, min_workers {config.min_workers}")
+            (
+                compression.fewest(config),
+                f"use_all_workers is off, min_workers {config.min_workers}",
+            )
         )
     if ask.pins.counts:
         caps.append((len(ask.pins.counts), f"layer_index makes {len(ask.pins.counts)} stages"))

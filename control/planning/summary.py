@@ -123,6 +123,8 @@ def paragraph(split: Split, settings: TrainSettings, took: str, limit: str) -> s
         for stage in split.stages
     )
     method = f"LoRA rank {settings.lora.rank}" if settings.lora else "full fine-tune"
+    if settings.method == "boundary":
+        method = f"bottleneck of {settings.compression.dim} values alone"
     lost = idle_share(len(split.stages), settings.micro_batches)
     bits = {"nf4": ", weights in 4 bits", "int8": ", weights in 8 bits"}
     stored = bits.get(settings.quantization, "")

@@ -81,9 +81,9 @@ def main(file: Path, words: list[str]) -> int:
     """Lead, watched."""
     watch, serve = Watch(file), leader.serve
 
-    async def watched(settings: Settings, sockets: leader.Sockets, proxy: str | None) -> int:
+    async def watched(settings: Settings, sockets: leader.Sockets, front: leader.Front) -> int:
         watch.start()
-        return await serve(settings, sockets, proxy)
+        return await serve(settings, sockets, front)
 
     leader.serve = watched
     return leader.main(words)
