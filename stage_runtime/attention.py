@@ -94,7 +94,7 @@ def attend(  # noqa: PLR0913 - what transformers hands over
     if is_shared and not choice.shares_heads:
         key, value = _repeated(key, query.shape[1]), _repeated(value, query.shape[1])
     causal = attention_mask is None and query.shape[2] > 1 and getattr(module, "is_causal", True)
-    told = {"attn_mask": attention_mask, "dropout_p": dropout, "scale": scaling}
+    told: dict[str, Any] = {"attn_mask": attention_mask, "dropout_p": dropout, "scale": scaling}
     told |= {"is_causal": causal, "enable_gqa": is_shared and choice.shares_heads}
     if not choice.kernels:
         out = functional.scaled_dot_product_attention(query, key, value, **told)

@@ -15,10 +15,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
-from torch.utils.checkpoint import checkpoint
 
 from stage_runtime.load import LoadedStage
 from stage_runtime.lora_linear import LoraLinear
+from stage_runtime.recompute import Rebuilds
 from transport.orders import StageOrder, TrainSettings
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -51,7 +51,8 @@ class BlockPlan:
     """Raises when the pipeline has failed; called at every block, forward and backward."""
     enter_card: Callable[[int], None]
     """Told the card whose block computes now."""
-    recompute: bool
+    rebuilds: Rebuilds | None
+    """None: blocks keep what backward needs."""
 
 
 class Block(nn.Module):
@@ -91,8 +92,8 @@ class Block(nn.Module):
             assert isinstance(output, Tensor)
             return output
 
-        if self.plan.recompute and torch.is_grad_enabled():
-            output = checkpoint(run, hidden_BTD, use_reentrant=False, preserve_rng_state=False)
+        if self.plan.rebuilds is not None and torch.is_grad_enabled():
+            output = self.plan.rebuilds.run(run, hidden_BTD, self._enter)
         else:
             output = run(hidden_BTD)
         assert isinstance(output, Tensor)
@@ -146,9 +147,16 @@ class StageModule(nn.Module):
     the loss. Others give what crosses the boundary, in the settings' dtype.
     """
 
-    def __init__(self, stage: LoadedStage, moment: Moment, settings: TrainSettings) -> None:
+    def __init__(
+        self,
+        stage: LoadedStage,
+        moment: Moment,
+        settings: TrainSettings,
+        rebuilds: Rebuilds | None = None,
+    ) -> None:
         super().__init__()
         self.body = stage.body
+        self.rebuilds = rebuilds
         self.is_first, self.is_last = stage.span.is_first, stage.span.is_last
         self.moment = moment
         self.dtype = DTYPES[settings.dtype]
@@ -157,6 +165,8 @@ class StageModule(nn.Module):
 
     def forward(self, given: Tensor) -> Tensor:
         self.moment.micro_batch += 1
+        if self.rebuilds is not None and torch.is_grad_enabled():
+            self.rebuilds.begin_micro_batch()
         name = "input_ids" if self.is_first else "inputs_embeds"
         with self._computing(given.device):
             hidden = self.body(**{name: given}, use_cache=False).last_hidden_state

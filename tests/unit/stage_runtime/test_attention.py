@@ -68,11 +68,12 @@ def test_values_and_gradients_are_those_of_plain_attention(
     if window is not None:
         seen = torch.ones(9, 9, dtype=torch.bool).tril()
         mask = (seen & ~seen.tril(-window))[None, None].expand(2, 1, 9, 9)
-    found, _ = attend(nn.Identity(), *given, mask, scaling=0.3)
-    wanted = plain(*twin, mask)
+    query, key, value = given
+    found, _ = attend(nn.Identity(), query, key, value, mask, scaling=0.3)
+    wanted = plain(twin[0], twin[1], twin[2], mask)
     torch.testing.assert_close(found, wanted)
-    found.sin().sum().backward()
-    wanted.sin().sum().backward()
+    for out in (found, wanted):
+        out.sin().sum().backward()
     for ours, theirs in zip(given, twin, strict=True):
         torch.testing.assert_close(ours.grad, theirs.grad)
 
