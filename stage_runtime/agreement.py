@@ -24,10 +24,10 @@ def fingerprint(order: StageOrder, trained: Collection[str]) -> str:
     """SHA-256 of what every stage of a job must have in common.
 
     The order's model and settings, and the adapters' names with their layers left out: a stage
-    that put them on other projections has another one. In a full fine-tune the ends train more
-    than the stages between, so names do not count there.
+    that put them on other projections has another one. Other names do not count: the ends of a
+    full fine-tune, and of learned boundaries, train what the stages between do not.
     """
-    names = {_NUMBER.sub(".", name) for name in trained} if order.settings.lora else set()
+    names = {_NUMBER.sub(".", name) for name in trained if ".lora_" in name}
     told = [order.model.repository, order.model.revision, order.settings.model_dump_json()]
     return hashlib.sha256("\n".join([*told, *sorted(names)]).encode()).hexdigest()
 

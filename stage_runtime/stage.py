@@ -15,11 +15,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
-from torch.utils.checkpoint import checkpoint
 
 from stage_runtime.bottleneck import Bottleneck
 from stage_runtime.load import LoadedStage
 from stage_runtime.lora_linear import LoraLinear
+from stage_runtime.recompute import Rebuilds
 from transport.orders import StageOrder, TrainSettings
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -52,7 +52,8 @@ class BlockPlan:
     """Raises when the pipeline has failed; called at every block, forward and backward."""
     enter_card: Callable[[int], None]
     """Told the card whose block computes now."""
-    recompute: bool
+    rebuilds: Rebuilds | None
+    """None: blocks keep what backward needs."""
 
 
 class Block(nn.Module):
@@ -92,8 +93,8 @@ class Block(nn.Module):
             assert isinstance(output, Tensor)
             return output
 
-        if self.plan.recompute and torch.is_grad_enabled():
-            output = checkpoint(run, hidden_BTD, use_reentrant=False, preserve_rng_state=False)
+        if self.plan.rebuilds is not None and torch.is_grad_enabled():
+            output = self.plan.rebuilds.run(run, hidden_BTD, self._enter)
         else:
             output = run(hidden_BTD)
         assert isinstance(output, Tensor)
@@ -154,11 +155,13 @@ class StageModule(nn.Module):
         moment: Moment,
         settings: TrainSettings,
         bottleneck: Bottleneck | None = None,
+        rebuilds: Rebuilds | None = None,
     ) -> None:
         super().__init__()
         self.bottleneck = bottleneck
         self.hidden = stage.facts.hidden
         self.body = stage.body
+        self.rebuilds = rebuilds
         self.is_first, self.is_last = stage.span.is_first, stage.span.is_last
         self.moment = moment
         self.dtype = DTYPES[settings.dtype]
@@ -167,6 +170,8 @@ class StageModule(nn.Module):
 
     def forward(self, given: Tensor) -> Tensor:
         self.moment.micro_batch += 1
+        if self.rebuilds is not None and torch.is_grad_enabled():
+            self.rebuilds.begin_micro_batch()
         name = "input_ids" if self.is_first else "inputs_embeds"
         if self.bottleneck is not None:
             given = self.bottleneck.rebuild(given)

@@ -28,8 +28,9 @@ from stage_runtime.load import LoadedStage, load_stage
 from stage_runtime.loss import StageLoss
 from stage_runtime.loss_scale import LossScale
 from stage_runtime.optim import adamw
-from stage_runtime.process_group import TensorKind
+from stage_runtime.process_group import SwarmGroup, TensorKind
 from stage_runtime.progress import StepLog, tell_data, tell_share
+from stage_runtime.recompute import Rebuilds
 from stage_runtime.result import SavedFile, save_trained
 from stage_runtime.saved_state import read_constants, restore
 from stage_runtime.snapshot import SavePlace, Saver
@@ -94,12 +95,12 @@ def load(
     with meter.counting():
         stage = load_stage(checkpoint, span_of(order), dtype)
         trained = make_trainable(stage, order.settings)
-        refuse_nothing_to_train(order, trained)
         _place(stage, order, meter, devices)
         hidden = checkpoint.facts.hidden
         bottleneck = make_bottleneck(order, hidden, DTYPES[order.settings.dtype], devices)
         if bottleneck is not None:
             trained |= named(bottleneck, order)
+        refuse_nothing_to_train(order, trained)
     sequences = None
     if token_file is not None:
         vocab = checkpoint.facts.vocab
@@ -274,14 +275,17 @@ def _go_on(stage: RunningStage, place: SavePlace | None) -> int:
 def _assemble(run: LoadedRun, group: StageGroup) -> RunningStage:
     order, settings = run.order, run.order.settings
     moment = Moment(settings.seed)
-    plan = BlockPlan(moment, group.check, run.meter.enter_card, settings.recompute)
+    rebuilds = Rebuilds(settings.early_recompute) if settings.recompute else None
+    if rebuilds is not None and isinstance(group, SwarmGroup):
+        group.while_waiting = rebuilds.rebuild_one
+    plan = BlockPlan(moment, group.check, run.meter.enter_card, rebuilds)
     places = [
         (card, run.devices[card])
         for card, share in enumerate(order.cards)
         for _ in range(share.first_layer, share.last_layer + 1)
     ]
     wrap_blocks(run.stage, plan, places)
-    module = StageModule(run.stage, moment, settings, run.bottleneck)
+    module = StageModule(run.stage, moment, settings, run.bottleneck, rebuilds)
     first = run.devices[0]
     engine = pipeline_stage(module, order, first, torch_group(group))
     loss = None

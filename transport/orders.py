@@ -75,6 +75,10 @@ class TrainSettings(Model):
     """0 = no clip."""
     clip: Literal["pipeline", "stage"]
     recompute: bool
+    early_recompute: Count = 0
+    """Blocks of a stage that may be computed again while it waits for their gradient: the memory
+    for so many is in the plan. Only with recompute.
+    """
     seed: Count
     link_timeout_s: Annotated[float, Field(gt=0)]
     eval_every_steps: Count

@@ -33,6 +33,7 @@ from transformers.integrations import moe
 from stage_runtime.load import Head, NoPositions
 from stage_runtime.lora_linear import AdapterShape, put_adapters
 from stage_runtime.loss import chunked_cross_entropy
+from stage_runtime.recompute import Rebuilds
 from stage_runtime.stage import Block, BlockPlan, Moment
 
 Kernel = Literal["flash", "efficient", "cpu"]
@@ -299,7 +300,8 @@ class OracleStage:
 
     def _wrap(self) -> None:
         blocks = getattr(self.model, "layers", None) or self.model.h
-        plan = BlockPlan(Moment(0), lambda: None, lambda _: None, self.case.recompute)
+        rebuilds = Rebuilds() if self.case.recompute else None
+        plan = BlockPlan(Moment(0), lambda: None, lambda _: None, rebuilds)
         for local, block in enumerate(list(blocks)):
             blocks[local] = Block(block, local, plan, 0, torch.device("cpu"))
 
