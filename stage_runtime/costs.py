@@ -11,8 +11,9 @@ from functools import cached_property
 from itertools import accumulate
 
 from stage_runtime.boundary_costs import BoundaryCosts
-from stage_runtime.layer_costs import TWIN_ROWS, Kernels, LayerCosts
+from stage_runtime.layer_costs import Kernels, LayerCosts
 from stage_runtime.model_facts import ModelFacts
+from stage_runtime.pieces import LOSS_WORDS, TWIN_ROWS
 from stage_runtime.quantized_costs import NUMBER_BYTES, StoredWeights
 from stage_runtime.tied_costs import piece_values, shares_table, table_values
 from transport.cards import CardKind
@@ -28,8 +29,6 @@ CPU_FRAGMENTS = 0.02
 
 LOGIT_CHUNK_BYTES = 91_000_000
 """Float32 logits that exist at once in the loss: 150 tokens at 151,936 words."""
-LOSS_WORDS = 1 << 13
-"""Words of the vocabulary whose part of a trained head's gradient is computed at once."""
 
 
 @dataclass(frozen=True)
@@ -413,8 +412,16 @@ class Prices:
             return max(coded, blocks.top + 3 * self.hidden_bytes)
         top = max(coded, blocks.top)
         if self.settings.recompute:
-            top = max(coded, blocks.repeated_top + self._block(place, device))
+            whole = self._whole_blocks(place) * self._block(place, device)
+            top = max(coded, blocks.repeated_top + whole)
         return max(top, self._loss_top()) if place.heads else top
+
+    def _whole_blocks(self, place: CardPlace) -> int:
+        """Blocks that are whole at once under recompute: one, or those rebuilt early. The last
+        stage awaits no gradient.
+        """
+        early = self.settings.early_recompute * (place.stage < place.num_stages - 1)
+        return max(1, min(early, place.num_layers))
 
     def _block(self, place: CardPlace, device: Device) -> int:
         """What the heaviest block of a place keeps for its backward."""

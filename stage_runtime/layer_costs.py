@@ -14,6 +14,7 @@ from functools import cached_property
 from stage_runtime.attention_costs import AttentionCosts
 from stage_runtime.expert_costs import ExpertCosts
 from stage_runtime.model_facts import Linear, ModelFacts
+from stage_runtime.pieces import TWIN_ROWS
 from stage_runtime.quantized_costs import NUMBER_BYTES, StoredWeights
 from transport.orders import TrainSettings
 
@@ -28,8 +29,6 @@ _ACTIVATION_KEEPS = {
     "gelu_fast": 7,
 }
 _UNKNOWN_ACTIVATION_KEEPS = 7
-TWIN_ROWS = 1024
-"""Rows of which an adapter makes float32 copies at once."""
 
 
 @dataclass(frozen=True)

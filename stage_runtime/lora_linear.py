@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from stage_runtime.layer_costs import TWIN_ROWS
+from stage_runtime.pieces import TWIN_ROWS
 
 ROWS = TWIN_ROWS
 

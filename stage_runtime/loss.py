@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from stage_runtime.costs import LOSS_WORDS
 from stage_runtime.load import Head
+from stage_runtime.pieces import LOSS_WORDS
 
 IGNORED = -100
 """A position without a supervised target."""

@@ -280,7 +280,7 @@ def explain(asked: Asked, made: TrainSettings, why_format: str) -> list[Chosen]:
         train.recompute is None,
         "train.recompute",
         made.recompute,
-        "the job fits only with it" if made.recompute else "the job fits without it",
+        _why_recompute(made),
     )
     if made.lora is not None:
         asked_targets = config.model.lora.target_modules
@@ -304,6 +304,14 @@ def explain(asked: Asked, made: TrainSettings, why_format: str) -> list[Chosen]:
         f"logits over {asked.facts.vocab} words exist for so many tokens at a time",
     )
     return told
+
+
+def _why_recompute(made: TrainSettings) -> str:
+    if not made.recompute:
+        return "the job fits without it"
+    early = made.early_recompute
+    more = f"; up to {early} blocks of a stage early, while it waits for their gradient"
+    return f"the job fits only with it{more if early else ''}"
 
 
 def _why_quantization(asked: Asked, made: TrainSettings) -> str:

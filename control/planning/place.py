@@ -24,6 +24,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from control.planning import auto, compression
+from control.planning.early import with_early_recompute
 from control.planning.plan import Plan
 from control.planning.price_book import PriceBook
 from control.planning.search import Ask, Found, LeftOut, PlannedModel, search
@@ -118,7 +119,10 @@ def _searched(
     ready = _ready(model, config, inventory, data, how)
     if not ready.is_enough:
         return _Searched(ready, None)
-    return _Searched(ready, search(ready.ask, ready.fellows, ready.left_out))
+    found = search(ready.ask, ready.fellows, ready.left_out)
+    if not found.reason:
+        found = with_early_recompute(ready.ask, ready.fellows, found)
+    return _Searched(ready, found)
 
 
 @dataclass(frozen=True)
