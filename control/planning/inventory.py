@@ -130,6 +130,12 @@ def _card(index: int, told: InventoryCard, fellow: str) -> CardReport:
     if not formats:
         raise _unknown(told, fellow, "its formats")
     free = told.free_gb if told.free_gb is not None else FREE_SHARE * memory
+    if free > memory:
+        raise SwarmError(
+            "invalid-input",
+            f"{fellow}: free_gb {free:g} is more than the card's {memory:g} GB",
+            hint="tell what is free for Swarm, or leave free_gb out",
+        )
     kind = told.kind or (known.kind if known else "cuda")
     return CardReport(
         index=index,

@@ -30,6 +30,7 @@ from control.planning.price_book import PriceBook
 from control.planning.search import Ask, Found, LeftOut, PlannedModel, search
 from control.planning.shown import plan_of, waiting_plan
 from control.planning.split import MAX_FELLOWS, FellowCards, Pins, fellows_of, pins_of
+from control.planning.summary import left_out_line
 from control.planning.terms import LIVE, Terms
 from control.planning.usable import Card, Inventory, Wanted, examine, is_old
 from stage_runtime.costs import CardPlace, Device
@@ -193,6 +194,12 @@ def _as_old(model: PlannedModel) -> PlannedModel:
 
 
 def _pins(config: JobConfig, facts: ModelFacts) -> Pins:
+    if config.layer_index is not None and config.partition == "equal":
+        raise SwarmError(
+            "invalid-input",
+            f"layer_index {list(config.layer_index)} and partition equal contradict each other",
+            hint="leave one of them out",
+        )
     pins = pins_of(
         config.layer_index, equal=config.partition == "equal", num_layers=facts.num_layers
     )
@@ -302,14 +309,7 @@ def _old_line(old: Sequence[str]) -> str:
 
 
 def _too_few(ask: Ask, cards: Sequence[Card], fellows: Sequence[FellowCards]) -> str:
-    reasons: dict[str, int] = {}
-    for card in cards:
-        if card.reason:
-            reasons[card.reason] = reasons.get(card.reason, 0) + 1
-    told = ", ".join(f"{count} x {reason}" for reason, count in sorted(reasons.items())[:4])
-    why = f" (cards left out: {told})" if told else ""
-    if not cards:
-        why = " (no fellow has told of a card yet)"
+    why = left_out_line(cards)
     if ask.old and ask.fewest > 2:
         why = f": {_old_line(ask.old)}"
     return (
