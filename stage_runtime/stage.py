@@ -9,7 +9,7 @@ recompute, and the move to the block's card. Does not know links, data or update
 import hashlib
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -19,6 +19,7 @@ from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGP
 from stage_runtime.bottleneck import Bottleneck
 from stage_runtime.load import LoadedStage
 from stage_runtime.lora_linear import LoraLinear
+from stage_runtime.marks import RECOMPUTE, Marks
 from stage_runtime.recompute import Rebuilds
 from transport.orders import StageOrder, TrainSettings
 
@@ -54,6 +55,7 @@ class BlockPlan:
     """Told the card whose block computes now."""
     rebuilds: Rebuilds | None
     """None: blocks keep what backward needs."""
+    marks: Marks = field(default_factory=Marks)
 
 
 class Block(nn.Module):
@@ -83,13 +85,16 @@ class Block(nn.Module):
         self._enter()
         args, kwargs = _on(self.device, args), _on(self.device, kwargs)
         hidden_BTD = hidden_BTD.to(self.device)
-        seeds = self._dropout_seeds()
+        seeds, ran = self._dropout_seeds(), False
 
         def run(hidden: Tensor) -> Tensor:
+            nonlocal ran
+            again, ran = ran, True
             # Once more in a recompute, when others have come and gone.
             for adapter, seed in seeds:
                 adapter.dropout_seed = seed
-            output = self.inner(hidden, *args, **kwargs)
+            with self._marked(again):
+                output = self.inner(hidden, *args, **kwargs)
             assert isinstance(output, Tensor)
             return output
 
@@ -111,6 +116,11 @@ class Block(nn.Module):
             for name, adapter in self.adapters.items()
             if adapter.shape.dropout > 0
         ]
+
+    def _marked(self, again: bool) -> AbstractContextManager[None]:
+        """The second run of a block's forward is the recompute of its backward."""
+        marks = self.plan.marks
+        return marks.of(RECOMPUTE) if again and marks.sees_blocks else nullcontext()
 
     def _enter(self) -> None:
         self.plan.guard()

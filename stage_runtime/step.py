@@ -5,7 +5,6 @@ them or by none. Does not know where batches come from.
 """
 
 import math
-import time
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,6 +15,7 @@ from stage_runtime.agreement import refuse_without_gradient
 from stage_runtime.batches import Batch
 from stage_runtime.loss import StageLoss
 from stage_runtime.loss_scale import LossScale
+from stage_runtime.marks import COMPUTED, OPTIMIZER, WAIT
 from stage_runtime.optim import (
     clip_share,
     learning_rate,
@@ -71,6 +71,8 @@ class StepOutcome:
     wait_s: float
     skipped: bool
     empty_micro_batches: int
+    marks: dict[str, float] = field(default_factory=dict)
+    """Where step_s went, by stage_runtime.marks: they add up to it."""
 
 
 @dataclass(frozen=True)
@@ -94,40 +96,43 @@ def run_step(stage: RunningStage, step: int, batch: Batch | None) -> StepOutcome
         SwarmError: stage-failed when the loss is not finite (facts["echo"] on all stages but the
             last), or whatever the group raises.
     """
-    started = time.monotonic()
+    marks = stage.group.marks
     stage.group.begin_step(step)
-    waited = stage.group.wait_s
     stage.module.moment.begin_step(step)
     stage.module.train()
-    run_batch(stage, batch)
-    if stage.tied is not None:
-        stage.tied.gather()
+    with marks.of(stage.group.engine_mark):
+        run_batch(stage, batch)
+        if stage.tied is not None:
+            stage.tied.gather()
     if not stage.is_checked:
         refuse_without_gradient(stage.group, stage.trained)
         stage.is_checked = True
-    own = squared_norm(stage.trained) / stage.scale.value**2
+    with marks.of(OPTIMIZER):
+        own = squared_norm(stage.trained) / stage.scale.value**2
     verdict = _exchange(stage, own)
     _stop_on_bad_loss(stage, step, verdict)
     skipped = verdict.bad_gradients or verdict.tokens == 0
     norm = math.sqrt(verdict.squared_norm)
     rate = learning_rate(stage.order.settings, step)
-    if not skipped:
-        _update(stage, rate, math.sqrt(own), norm)
-    stage.optimizer.zero_grad(set_to_none=True)
+    with marks.of(OPTIMIZER):
+        if not skipped:
+            _update(stage, rate, math.sqrt(own), norm)
+        stage.optimizer.zero_grad(set_to_none=True)
     stage.scale.took(overflowed=verdict.bad_gradients)
     stage.last_loss = verdict.loss_sum / max(1, verdict.tokens)
-    step_s, wait_s = time.monotonic() - started, stage.group.wait_s - waited
+    spent = marks.lap()
     return StepOutcome(
         step=step,
         loss=stage.last_loss,
         grad_norm=None if skipped else norm,
         learning_rate=rate,
         supervised_tokens=verdict.tokens,
-        step_s=step_s,
-        compute_s=max(0.0, step_s - wait_s),
-        wait_s=wait_s,
+        step_s=sum(spent.values()),
+        compute_s=sum(spent.get(name, 0.0) for name in COMPUTED),
+        wait_s=spent.get(WAIT, 0.0),
         skipped=skipped,
         empty_micro_batches=verdict.empty,
+        marks=spent,
     )
 
 

@@ -27,6 +27,7 @@ from stage_runtime.evaluate import evaluate, forward_batch, num_evaluated
 from stage_runtime.load import LoadedStage, load_stage
 from stage_runtime.loss import StageLoss
 from stage_runtime.loss_scale import LossScale
+from stage_runtime.marks import BACKWARD, DATA, FORWARD, LOSS, SNAPSHOT, marks_on
 from stage_runtime.optim import adamw
 from stage_runtime.process_group import SwarmGroup, TensorKind
 from stage_runtime.progress import StepLog, tell_data, tell_share
@@ -235,17 +236,20 @@ def train(
         if stage.saver is not None:
             stage.saver.keep(boundaries.state())
     tell_data(order)
+    group.marks.lap()
     steps = StepLog(order.settings.steps)
     for step in range(done + 1, order.settings.steps + 1):
         outcome = _one_step(run, stage, step, is_counted=step - done <= COUNTED_STEPS)
         steps.tell(outcome)
         _tell_step(outcome, report)
         if stage.saver is not None:
-            stage.saver.after_step(step, outcome.step_s, stage.savers_busy)
+            with group.marks.of(SNAPSHOT):
+                stage.saver.after_step(step, outcome.step_s, stage.savers_busy)
         if step == min(done + COUNTED_STEPS, order.settings.steps):
             _tell_memory(meter, report)
         if _is_due(order, step):
             _evaluate(run, stage, "during", step, report)
+            group.marks.lap()  # an evaluation is of no step
     _evaluate(run, stage, "trained", order.settings.steps, report)
     if run.bottleneck is not None:
         boundaries.shut()
@@ -278,7 +282,9 @@ def _assemble(run: LoadedRun, group: StageGroup) -> RunningStage:
     rebuilds = Rebuilds(settings.early_recompute) if settings.recompute else None
     if rebuilds is not None and isinstance(group, SwarmGroup):
         group.while_waiting = rebuilds.rebuild_one
-    plan = BlockPlan(moment, group.check, run.meter.enter_card, rebuilds)
+    first = run.devices[0]
+    marks = group.marks = marks_on(first)
+    plan = BlockPlan(moment, group.check, run.meter.enter_card, rebuilds, marks)
     places = [
         (card, run.devices[card])
         for card, share in enumerate(order.cards)
@@ -286,8 +292,6 @@ def _assemble(run: LoadedRun, group: StageGroup) -> RunningStage:
     ]
     wrap_blocks(run.stage, plan, places)
     module = StageModule(run.stage, moment, settings, run.bottleneck, rebuilds)
-    first = run.devices[0]
-    engine = pipeline_stage(module, order, first, torch_group(group))
     loss = None
     if run.stage.head is not None:
         loss = StageLoss(run.stage.head, settings.loss_chunk_tokens)
@@ -295,7 +299,7 @@ def _assemble(run: LoadedRun, group: StageGroup) -> RunningStage:
         order=order,
         module=module,
         group=group,
-        schedule=schedule_for(engine, order, loss or _no_loss),
+        schedule=_schedule(run, module, group, loss),
         loss=loss,
         trained=run.trained,
         optimizer=adamw(run.trained, first),
@@ -305,11 +309,21 @@ def _assemble(run: LoadedRun, group: StageGroup) -> RunningStage:
     )
 
 
+def _schedule(
+    run: LoadedRun, module: StageModule, group: StageGroup, loss: StageLoss | None
+) -> Any:
+    """The engine over the stage, with its computing marked."""
+    order, device, marks = run.order, run.devices[0], group.marks
+    engine = pipeline_stage(module, order, device, torch_group(group))
+    for name, mark in (("forward_one_chunk", FORWARD), ("backward_one_chunk", BACKWARD)):
+        setattr(engine, name, marks.timed(mark, getattr(engine, name)))
+    return schedule_for(engine, order, marks.timed(LOSS, loss or _no_loss))
+
+
 def _renew_engine(run: LoadedRun, stage: RunningStage) -> None:
     """What crosses has another width from here on: the engine's buffers are made anew."""
     if run.bottleneck is not None:
-        engine = pipeline_stage(stage.module, run.order, stage.device, torch_group(stage.group))
-        stage.schedule = schedule_for(engine, run.order, stage.loss or _no_loss)
+        stage.schedule = _schedule(run, stage.module, stage.group, stage.loss)
 
 
 def _no_loss(*_: Any) -> torch.Tensor:
@@ -341,7 +355,8 @@ def _calibrate(run: LoadedRun, stage: RunningStage, count: int) -> None:
 
 
 def _one_step(run: LoadedRun, stage: RunningStage, step: int, *, is_counted: bool) -> StepOutcome:
-    batch = _batch(run, step)
+    with stage.group.marks.of(DATA):
+        batch = _batch(run, step)
     if is_counted:
         with run.meter.counting():
             return run_step(stage, step, batch)
