@@ -112,9 +112,11 @@ def test_one_seed_gives_the_same_bytes_twice_even_with_dropout_and_recompute_ear
         run_to_end(workers, changed(dropped, recompute=True, early_recompute=most), 2)
         for most in (0, 3)
     )
+    evaluated = run_to_end(workers, changed(dropped, eval_every_steps=2), 2)
     other = run_to_end(workers, changed(dropped, seed=4), 2)
 
     assert weights_of(first) == weights_of(second) == weights_of(again) == weights_of(early)
+    assert weights_of(first) == weights_of(evaluated)
     assert weights_of(first) != weights_of(other)
 
 
