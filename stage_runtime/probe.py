@@ -22,9 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
-from stage_runtime.quantize import PackedLinear, pack
 from stage_runtime.speed import CARD_SHAPE, CPU_SHAPE, Shape, tflops
 from transport.cards import CardReport, Holder, NumberFormat, Speed
 
@@ -72,9 +70,16 @@ def self_test(device: torch.device, name: str) -> str:
 
 
 def _products(
-    device: torch.device, name: str, left: Tensor, right: Tensor, grad: Tensor
-) -> list[Tensor]:
+    device: torch.device,
+    name: str,
+    left: torch.Tensor,
+    right: torch.Tensor,
+    grad: torch.Tensor,
+) -> list[torch.Tensor]:
     """(left @ right, grad @ right.T) in a number format, in float64 on the CPU."""
+    # Late: the card's figures need nothing of it.
+    from stage_runtime.quantize import PackedLinear, pack  # noqa: PLC0415
+
     if name in COMPUTED:
         dtype = COMPUTED[name]
         narrow = right.to(device, dtype)

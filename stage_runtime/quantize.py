@@ -22,10 +22,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from stage_runtime.quantized_costs import NF4_BLOCK, NF4_SCALE_BLOCK
 from transport.errors import SwarmError
 
 Narrow = Literal["int8", "nf4"]
+NF4_BLOCK, NF4_SCALE_BLOCK = 64, 256
+"""Weights that share a scale, and scales that share one of their own."""
 PIECE = 1 << 18
 """Weights that are packed at once: the kernels take some 16 bytes each for a moment, unseen."""
 
