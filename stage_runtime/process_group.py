@@ -113,6 +113,8 @@ class SwarmGroup(dist.ProcessGroup):
         self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._poller, self._polled = zmq.Poller(), -1
         self._is_closed = False
+        # Work that needs no neighbour, while a gradient is awaited; False when there is none.
+        self.while_waiting: Callable[[], bool] | None = None
 
     def _add(self, link: Link | None, stage: int, inward: Direction, outward: Direction) -> None:
         if link is not None:
@@ -331,11 +333,16 @@ class SwarmGroup(dist.ProcessGroup):
                     if left_s <= 0:
                         self.fail(too_late(peer, what(), start, began_at))
                         continue
-                    self._rest(min(left_s, _POLL_S))
+                    if not self._works_while(peer):
+                        self._rest(min(left_s, _POLL_S))
         finally:
             self._wait_s += time.monotonic() - start
 
     # --- inside ---
+
+    def _works_while(self, peer: Peer) -> bool:
+        """What comes from the next stage are gradients: blocks can be made ready for them."""
+        return bool(peer.stage > self._stage and self.while_waiting and self.while_waiting())
 
     def _header(self, tensor: Tensor, peer: Peer, direction: Direction) -> Header:
         """What the frame of this tensor says; refuses a tensor that no plan announces."""

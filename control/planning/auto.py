@@ -101,14 +101,13 @@ def lora_targets(config: JobConfig, facts: ModelFacts, num_stages: int = 1) -> t
     return facts.attention_targets + (facts.mlp_targets if adapts_mlp else ())
 
 
-def number_format(config: JobConfig, cards: Sequence[Card]) -> Format:
+def number_format(config: JobConfig, facts: ModelFacts, cards: Sequence[Card]) -> Format:
     """The number format of the whole job from what every one of these cards can run."""
     if config.model.dtype != "auto":
         return Format(config.model.dtype, "set by you")
-    # Gradients of a full fine-tune overflow float16: there is no loss scaling here.
-    narrow: tuple[Dtype, ...] = (
-        ("bfloat16",) if config.method == "full" else ("bfloat16", "float16")
-    )
+    # Activations of families with wide norms (Gemma) pass float16's range: bfloat16, or nothing.
+    wide = facts.family.wide_norm
+    narrow: tuple[Dtype, ...] = ("bfloat16",) if wide else ("bfloat16", "float16")
     common = [f for f in narrow if all(f in card.report.number_formats for card in cards)]
     if not common:
         return Format("float32", "the cards have no 16-bit format in common")
@@ -155,12 +154,26 @@ def quantization_asked(config: JobConfig) -> Quantization | None:
 
 
 def savings(
-    config: JobConfig, quantization: Quantization, *, can_recompute: bool = True
+    config: JobConfig,
+    quantization: Quantization,
+    facts: ModelFacts,
+    *,
+    can_recompute: bool = True,
 ) -> list[Saving]:
-    """In order of preference: recompute only when the job does not fit without it."""
+    """In order of preference: recompute only when the job does not fit without it.
+
+    Experts in 4 bits are always recomputed, unless the caller says no: each layer would keep them
+    unpacked until its backward, and so hold more than it was to save.
+    """
     asked = config.train.recompute
     choices = ([False, True] if can_recompute else [False]) if asked is None else [asked]
+    if asked is None and can_recompute and _keeps_experts(facts, quantization):
+        choices = [True]
     return [Saving(again, quantization) for again in choices]
+
+
+def _keeps_experts(facts: ModelFacts, quantization: Quantization) -> bool:
+    return facts.experts is not None and quantization == "nf4"
 
 
 def batches(asked: Asked) -> list[int]:
@@ -279,7 +292,7 @@ def explain(asked: Asked, made: TrainSettings, why_format: str) -> list[Chosen]:
         train.recompute is None,
         "train.recompute",
         made.recompute,
-        "the job fits only with it" if made.recompute else "the job fits without it",
+        _why_recompute(asked, made),
     )
     if made.lora is not None:
         asked_targets = config.model.lora.target_modules
@@ -311,6 +324,16 @@ def _why_quantization(asked: Asked, made: TrainSettings) -> str:
     if asked.config.method == "full":
         return "a full fine-tune trains whole weights"
     return f"the job fits in {made.dtype}"
+
+
+def _why_recompute(asked: Asked, made: TrainSettings) -> str:
+    early = ""
+    if made.early_recompute:
+        most = made.early_recompute
+        early = f"; up to {most} blocks of a stage early, while it waits for their gradient"
+    if made.recompute and _keeps_experts(asked.facts, made.quantization):
+        return f"experts in 4 bits would stay unpacked in every layer until its backward{early}"
+    return f"the job fits only with it{early}" if made.recompute else "the job fits without it"
 
 
 def _why_batch(asked: Asked, made: TrainSettings) -> str:

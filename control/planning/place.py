@@ -24,6 +24,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from control.planning import auto, compression
+from control.planning.early import with_early_recompute
 from control.planning.plan import Plan
 from control.planning.price_book import PriceBook
 from control.planning.search import Ask, Found, LeftOut, PlannedModel, search
@@ -63,10 +64,10 @@ def place(
     return smaller.plan(terms) if smaller.fits or smaller.found else found.plan(terms)
 
 
-def _offers(inventory: Inventory, feature: str) -> bool:
-    return any(
-        one.heartbeat is not None and feature in one.heartbeat.machine.features for one in inventory
-    )
+def _offers(inventory: Inventory, stored: str) -> bool:
+    """Whether a card of the pool has proved that it keeps weights in this format."""
+    beats = [one.heartbeat for one in inventory if one.heartbeat is not None]
+    return any(stored in card.number_formats for beat in beats for card in beat.cards)
 
 
 @dataclass(frozen=True)
@@ -119,7 +120,10 @@ def _searched(
     ready = _ready(model, config, inventory, data, how)
     if not ready.is_enough:
         return _Searched(ready, None)
-    return _Searched(ready, search(ready.ask, ready.fellows, ready.left_out))
+    found = search(ready.ask, ready.fellows, ready.left_out)
+    if not found.reason:
+        found = with_early_recompute(ready.ask, ready.fellows, found)
+    return _Searched(ready, found)
 
 
 @dataclass(frozen=True)
@@ -239,16 +243,15 @@ def _usable(
         floor_bytes=_floor(facts, config, named or "bfloat16", quantization),
         number_format=named,
         exclude=frozenset(config.exclude_cards),
-        features=frozenset(
-            {"stage", config.method} | ({quantization} - {"none"}) | compression.features(config)
-        ),
+        stored=quantization,
+        features=frozenset({"stage", config.method} | compression.features(config)),
     )
     cards = examine(inventory, wanted)
     able = [card for card in cards if not card.reason]
     if not able:  # name a format that the cards run, not one that nobody is left to contradict
         roomy = examine(inventory, replace(wanted, floor_bytes=lambda _: 1))
         able = [card for card in roomy if not card.reason]
-    chosen = auto.number_format(config, able)
+    chosen = auto.number_format(config, facts, able)
     floor = _floor(facts, config, chosen.name, quantization)
     return chosen, examine(inventory, replace(wanted, floor_bytes=floor, number_format=chosen.name))
 

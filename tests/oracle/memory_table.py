@@ -63,7 +63,7 @@ def settings_of(case: Case) -> TrainSettings:
     )
 
 
-def price_of(case: Case, *, lean: bool = False) -> Price:
+def price_of(case: Case) -> Price:
     """What the planner would say of the counted stage."""
     layers = "n_layer" if "n_layer" in case.config else "num_hidden_layers"
     facts = facts_from_config(case.config | {layers: case.total_layers})
@@ -73,7 +73,7 @@ def price_of(case: Case, *, lean: bool = False) -> Price:
     if case.kernel == "cpu":
         device = Device("cpu", grouped=case.grouped)
     # The counted stages are built, not loaded.
-    return Prices(facts, settings_of(case), lean).at_step(place, device)
+    return Prices(facts, settings_of(case)).of(place, device)
 
 
 def line_of(row: Row) -> Line:

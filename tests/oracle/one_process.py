@@ -1,21 +1,29 @@
 """The reference: plain transformers and peft in one process, the batch whole, nothing of ours
 but the choice of sequences and the adapters' first values."""
 
+import re
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import bitsandbytes as bnb
 import torch
+from bitsandbytes.nn.parametrize import replace_parameter_4bit
 from peft import LoraConfig, get_peft_model
 from torch import Tensor
 from torch.nn import functional
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, BitsAndBytesConfig
+from transformers.pytorch_utils import Conv1D
 
 from stage_runtime.adapters import _first_values
 from stage_runtime.batches import Batch, Sequences, indices_of_step
 from stage_runtime.families import FAMILIES
 from stage_runtime.optim import learning_rate
+from stage_runtime.stage import DTYPES, Moment
+from tests.oracle.drawn_dropout import DrawnDropout
 from transport.orders import TrainSettings
+
+_DROPOUT = re.compile(r"\.(?:layers|h)\.(\d+)\.(.+)\.lora_dropout\.default$")
 
 
 @dataclass
@@ -31,7 +39,12 @@ class Reference:
 
 def plain_model(folder: Path, settings: TrainSettings) -> Any:
     """The whole model, with peft's adapters when asked for, dropouts of its own off."""
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    dtype = torch.float32 if settings.method == "full" else DTYPES[settings.dtype]
+    model = AutoModelForCausalLM.from_pretrained(
+        folder, dtype=dtype, quantization_config=_quantization(settings)
+    )
+    _keep_one_way(model)
+    _pack_experts(model, settings)
     for key in FAMILIES[model.config.model_type].dropout_keys:
         setattr(model.config, key, 0.0)
     for module in model.modules():
@@ -44,14 +57,71 @@ def plain_model(folder: Path, settings: TrainSettings) -> Any:
         lora_alpha=settings.lora.alpha,
         lora_dropout=settings.lora.dropout,
         target_modules=list(settings.lora.target_modules),
-        fan_in_fan_out=model.config.model_type == "gpt2",
+        fan_in_fan_out=any(isinstance(one, Conv1D) for one in model.modules()),
     )
     model = get_peft_model(model, config)
     for name, weight in model.named_parameters():
         if ".lora_A." in name:
             wire = name.replace(".default.", ".")
             weight.data = _first_values(wire, tuple(weight.shape), settings.seed)
+    if settings.lora.dropout:
+        for module in model.modules():
+            if hasattr(module, "lora_dropout"):
+                module.lora_dropout["default"] = DrawnDropout(settings.lora.dropout)
     return model
+
+
+def draw(model: Any, moment: Moment) -> None:
+    """Say what every adapter's dropout is drawn from, by its layer and its name in that layer."""
+    for name, module in model.named_modules():
+        if isinstance(module, DrawnDropout):
+            found = _DROPOUT.search(name)
+            assert found is not None, name
+            module.seed = moment.dropout_seed(int(found[1]), found[2])
+
+
+def parts_of(indices: list[int], settings: TrainSettings) -> list[list[int]]:
+    """The batch whole, or its micro-batches where dropout tells them apart."""
+    drops = settings.lora is not None and settings.lora.dropout > 0
+    rows = settings.batch_size // settings.micro_batches if drops else settings.batch_size
+    return [indices[first : first + rows] for first in range(0, len(indices), rows)]
+
+
+def _quantization(settings: TrainSettings) -> BitsAndBytesConfig | None:
+    if settings.quantization == "int8":
+        return BitsAndBytesConfig(load_in_8bit=True)
+    if settings.quantization == "nf4":
+        return BitsAndBytesConfig(
+            load_in_4bit=True,
+            bnb_4bit_quant_type="nf4",
+            bnb_4bit_use_double_quant=True,
+            bnb_4bit_compute_dtype=DTYPES[settings.dtype],
+        )
+    return None
+
+
+def _keep_one_way(model: torch.nn.Module) -> None:
+    """Let bitsandbytes evaluate as it trains.
+
+    On processors with bfloat16 products its 4-bit layer repacks itself in evaluation, and no
+    gradient passes through it any more; its 8-bit layer rounds activations too when it evaluates.
+    """
+    for module in model.modules():
+        if isinstance(module, bnb.nn.Linear4bit):
+            module.support_avx512bf16_for_cpu = False
+        elif isinstance(module, bnb.nn.Linear8bitLt):
+            module.training = True
+            module.train = lambda mode=True, module=module: module  # for good
+
+
+def _pack_experts(model: torch.nn.Module, settings: TrainSettings) -> None:
+    """transformers packs linears only; bitsandbytes has a way for fused experts."""
+    if settings.quantization != "nf4":
+        return
+    for module in list(model.modules()):
+        if type(module).__name__.endswith("Experts"):
+            for name in ("gate_up_proj", "down_proj"):
+                replace_parameter_4bit(module, name, compress_statistics=True, quant_type="nf4")
 
 
 def losses_of(model: Any, batch: Batch) -> tuple[Tensor, Tensor]:
@@ -96,18 +166,21 @@ def train(
         indices = indices_of_step(
             settings.seed, step, settings.batch_size, sequences.file.train_sequences
         )
-        batch = sequences.batch(indices, settings.seq_len)
-        assert batch.num_targets, "the reference has no answer for a step without targets"
-        total, _ = losses_of(model, batch)
-        loss = total / batch.num_targets
-        loss.backward()  # type: ignore[no-untyped-call]
+        targets = sequences.batch(indices, settings.seq_len).num_targets
+        assert targets, "the reference has no answer for a step without targets"
+        loss_sum = 0.0
+        for part, chosen in enumerate(parts_of(indices, settings)):
+            draw(model, Moment(settings.seed, step, part))
+            total, _ = losses_of(model, sequences.batch(chosen, settings.seq_len))
+            (total / targets).backward()  # type: ignore[no-untyped-call]
+            loss_sum += float(total.detach())
         limit = settings.max_grad_norm or float("inf")
         told.norms.append(float(torch.nn.utils.clip_grad_norm_(weights, limit)))
         for group in optimizer.param_groups:
             group["lr"] = learning_rate(settings, step)
         optimizer.step()
         optimizer.zero_grad()
-        told.losses.append(float(loss.detach()))
+        told.losses.append(loss_sum / targets)
     if evaluate:
         told.trained = held_out(model, sequences, settings)
     return told
