@@ -39,6 +39,7 @@ from control.store.database import Database
 from control.store.files import StoredFile, only_leader
 from control.store.tokens import Token
 from transport.api.operation import Answer, Operation
+from transport.beats import ShortBeat
 from transport.cards import Heartbeat
 from transport.ids import RandomBytes
 from transport.orders import DesiredState
@@ -159,6 +160,10 @@ class Leader:
     def heartbeat(self, fellow_id: str, beat: Heartbeat) -> DesiredState:
         """Take a heartbeat; answer with all that the fellow should be doing."""
         return self.office.registry.beat(fellow_id, beat)
+
+    def short_beat(self, fellow_id: str, beat: ShortBeat) -> DesiredState:
+        """The same for a heartbeat that leaves out what was told before."""
+        return self.office.registry.short_beat(fellow_id, beat)
 
     async def wait_orders(self, fellow_id: str, since: int, timeout_s: float) -> DesiredState:
         """The same as soon as its revision is above `since`, or when the time is over."""

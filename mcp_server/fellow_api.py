@@ -21,6 +21,7 @@ from mcp_server.hub_files import HubFiles
 from mcp_server.office import Office, Promise
 from mcp_server.problems import answered
 from mcp_server.rest import FRESH, limited
+from transport.beats import ShortBeat
 from transport.cards import PROTOCOL, Heartbeat
 from transport.errors import SwarmError, not_found
 from transport.ids import Digest, JobId
@@ -66,6 +67,7 @@ class FellowApi:
         own = [
             ("/join", "POST", self.join),
             ("/heartbeat", "POST", self.heartbeat),
+            ("/beat", "POST", self.beat),
             ("/orders", "GET", self.orders),
             ("/reports", "POST", self.reports),
             ("/jobs/{job_id}/attempts/{attempt}/stages/{stage}/adapter", "PUT", self.adapter),
@@ -94,6 +96,13 @@ class FellowApi:
         beat = await _message(request, Heartbeat)
         _is_own(fellow_id, beat.fellow_id)
         return _json(await self.office.heartbeat(fellow_id, beat))
+
+    async def beat(self, request: Request) -> Response:
+        """The same, without what has not changed since the last whole heartbeat."""
+        fellow_id = await self.reception.fellow(request)
+        beat = await _message(request, ShortBeat)
+        _is_own(fellow_id, beat.fellow_id)
+        return _json(await self.office.short_beat(fellow_id, beat))
 
     async def orders(self, request: Request) -> Response:
         """The desired state, held back until it is newer than `since` or 25 s are over."""

@@ -26,6 +26,7 @@ from agents.fellow.probe import PROBE, measure
 from agents.fellow.spool import Spool
 from agents.fellow.supervisor import Supervisor, WorkerSetting
 from agents.fellow.worker import PATIENCE, Patience
+from transport.beats import shortened
 from transport.cards import PROTOCOL, CardReport, Heartbeat
 from transport.errors import SwarmError
 from transport.orders import DesiredState, MeasureOrder
@@ -64,6 +65,8 @@ class Seen:
     measured: set[str] = field(default_factory=set)
     """Tokens of measurements that were carried out."""
     is_measuring: bool = False
+    told: Heartbeat | None = None
+    """The last whole heartbeat that the leader has taken."""
 
 
 class Daemon:
@@ -190,7 +193,7 @@ class Daemon:
             try:
                 asked_at = time.monotonic()
                 self._beat_now.clear()
-                self._take(await self._link.heartbeat(await self._beat()), asked_at)
+                self._take(await self._tell(await self._beat()), asked_at)
                 self._first_answer.set()
                 backoff.succeeded()
             except SwarmError as error:
@@ -203,6 +206,19 @@ class Daemon:
                     await self._beat_now.wait()
             except TimeoutError:
                 pass
+
+    async def _tell(self, beat: Heartbeat) -> DesiredState:
+        """Tell the leader how this machine is, in short where it knows the rest."""
+        short = shortened(beat, self._seen.told)
+        try:
+            if short is not None:
+                return await self._link.short_beat(short)
+        except SwarmError as error:
+            if error.code not in ("conflict", "not-found"):
+                raise
+        state = await self._link.heartbeat(beat)
+        self._seen.told = beat
+        return state
 
     async def _orders(self) -> None:
         """Held requests beside the heartbeat: a change of orders arrives at once."""

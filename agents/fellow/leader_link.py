@@ -17,6 +17,7 @@ from pydantic import BaseModel
 from agents.addresses import is_loopback
 from agents.answers import problem, unreachable
 from agents.fellow.spool import Line
+from transport.beats import ShortBeat
 from transport.cards import PROTOCOL, Heartbeat
 from transport.errors import SwarmError
 from transport.orders import DesiredState
@@ -62,6 +63,14 @@ class LeaderLink:
     async def heartbeat(self, beat: Heartbeat) -> DesiredState:
         """Say how this machine is; hear what it should do."""
         return await self._ask(DesiredState, "POST", "/heartbeat", beat.model_dump_json())
+
+    async def short_beat(self, beat: ShortBeat) -> DesiredState:
+        """The same, where the leader knows the rest.
+
+        Raises:
+            SwarmError: conflict when it does not; unreachable.
+        """
+        return await self._ask(DesiredState, "POST", "/beat", beat.model_dump_json())
 
     async def orders(self, since: int) -> DesiredState:
         """Wait up to 25 s for a desired state newer than `since`."""

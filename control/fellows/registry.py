@@ -14,6 +14,7 @@ from control.fellows.clean_text import clean_model
 from control.fellows.link_board import LinkBoard
 from control.fellows.secret_text import sha256_text
 from control.store.fellows import StoredFellow
+from transport.beats import ShortBeat, lengthened
 from transport.cards import PROTOCOL, CardReport, Heartbeat, Speed
 from transport.errors import SwarmError, not_found
 from transport.orders import DesiredState, MeasureOrder, StageAssignment
@@ -183,6 +184,21 @@ class Registry:
             self.heard.set()
         self._publish("fellows", member.pool, "beat")
         return self.desired(fellow_id)
+
+    def short_beat(self, fellow_id: str, told: ShortBeat) -> DesiredState:
+        """Take a heartbeat that leaves out what was told before.
+
+        Raises:
+            SwarmError: conflict when that is not known here; whatever `beat` raises.
+        """
+        whole = lengthened(told, self.get(fellow_id).beat)
+        if whole is None:
+            raise SwarmError(
+                "conflict",
+                "this leader does not know what this machine has told before",
+                hint="send a whole heartbeat",
+            )
+        return self.beat(fellow_id, whole)
 
     def desired(self, fellow_id: str) -> DesiredState:
         """All that a fellow should be doing."""
