@@ -1,6 +1,7 @@
-"""How two stages reach each other, in one line for people."""
+"""Links and traffic, in one line each for people."""
 
 from agents.log_lines import clean
+from transport.api.fellows import Traffic
 from transport.api.jobs import ShownBoundary
 from transport.cards import PathKind
 from transport.units import human_bytes
@@ -23,3 +24,15 @@ def boundary_text(one: ShownBoundary) -> str:
     again = f", {one.resent_frames} frames sent again" if one.resent_frames else ""
     why = f"; {clean(one.untrusted_why, 300)}" if one.untrusted_why else ""
     return f"stage {one.stage} to {one.stage + 1} {way}: {crossed}{again}{why}"
+
+
+def traffic_text(traffic: Traffic | None) -> str:
+    """What a fellow sends and receives a second, with its leader and in the pipeline apart."""
+    if traffic is None:
+        return "–"
+    leader = traffic.leader_sent_bytes_s, traffic.leader_received_bytes_s
+    pipeline = traffic.pipeline_sent_bytes_s, traffic.pipeline_received_bytes_s
+    return "; ".join(
+        f"{name} {human_bytes(round(out))}/s out, {human_bytes(round(into))}/s in"
+        for name, (out, into) in (("leader", leader), ("pipeline", pipeline))
+    )

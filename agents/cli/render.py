@@ -13,7 +13,7 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from agents.cli.link_words import boundary_text
+from agents.cli.link_words import boundary_text, traffic_text
 from agents.cli.render_data import data_lines, preview_text
 from agents.log_lines import clean
 from transport.api.buckets import BucketPreview, BucketsListed, ModelExported, ModelsListed
@@ -295,6 +295,7 @@ def _fellow(answer: FellowView) -> RenderableType:
         _line("System", f"{clean(answer.system or DASH, 100)}, {answer.cores or DASH} cores"),
         _line("Memory", f"{memory}; disk {human_bytes(answer.disk_free_bytes)} free"),
         _line("Packages", ", ".join(f"{k} {v}" for k, v in answer.versions.items()) or DASH),
+        _line("Traffic", traffic_text(answer.traffic)),
         table(headings, rows),
         *stages,
     )

@@ -33,10 +33,22 @@ class Timing:
 
 @dataclass(frozen=True)
 class Rates:
-    """Bytes a second over the last heartbeat interval, leader and pipeline together."""
+    """Bytes a second over the last heartbeat interval, as the fellow counts them."""
 
-    sent_bytes_s: float
-    received_bytes_s: float
+    leader_sent_bytes_s: float
+    leader_received_bytes_s: float
+    pipeline_sent_bytes_s: float
+    pipeline_received_bytes_s: float
+
+    @property
+    def sent_bytes_s(self) -> float:
+        """To leader and neighbours together."""
+        return self.leader_sent_bytes_s + self.pipeline_sent_bytes_s
+
+    @property
+    def received_bytes_s(self) -> float:
+        """From leader and neighbours together."""
+        return self.leader_received_bytes_s + self.pipeline_received_bytes_s
 
 
 @dataclass
@@ -327,13 +339,15 @@ class Registry:
 
 def _rates(before: Heartbeat, now: Heartbeat, seconds: float) -> Rates | None:
     """None when a counter went back: the daemon was restarted in between."""
-    sent = now.sent_bytes + now.pipeline_sent_bytes
-    sent -= before.sent_bytes + before.pipeline_sent_bytes
-    received = now.received_bytes + now.pipeline_received_bytes
-    received -= before.received_bytes + before.pipeline_received_bytes
-    if seconds <= 0 or sent < 0 or received < 0:
+    grown = [
+        now.sent_bytes - before.sent_bytes,
+        now.received_bytes - before.received_bytes,
+        now.pipeline_sent_bytes - before.pipeline_sent_bytes,
+        now.pipeline_received_bytes - before.pipeline_received_bytes,
+    ]
+    if seconds <= 0 or min(grown) < 0:
         return None
-    return Rates(sent / seconds, received / seconds)
+    return Rates(*(count / seconds for count in grown))
 
 
 def _matters(before: Heartbeat, now: Heartbeat) -> bool:

@@ -66,6 +66,15 @@ class ShownCard(Model):
     speeds: list[Speed]
 
 
+class Traffic(Model):
+    """Bytes a second over the last heartbeat interval."""
+
+    leader_sent_bytes_s: float
+    leader_received_bytes_s: float
+    pipeline_sent_bytes_s: float
+    pipeline_received_bytes_s: float
+
+
 class FellowView(Answer):
     fellow: FellowRow
     system: str | None
@@ -79,6 +88,8 @@ class FellowView(Answer):
     stages: list[StageStatus]
     leader_sent_bytes: int | None
     pipeline_sent_bytes: int | None
+    traffic: Traffic | None = None
+    """Null before the second heartbeat."""
 
 
 class FellowsMeasure(Change):
