@@ -9,6 +9,7 @@ a number; per-token terms unless said otherwise.
 """
 
 from dataclasses import dataclass
+from functools import cached_property
 
 from stage_runtime.model_facts import ModelFacts
 
@@ -53,6 +54,20 @@ class AttentionCosts:
         slides = self.facts.layer_types[layer] == "sliding_attention"
         return slides and window is not None and self.seq_len >= window
 
+    @cached_property
+    def _next_masked(self) -> list[int]:
+        """For each layer the first masked one from it on; the number of layers when none is."""
+        count = self.facts.num_layers
+        told = [count] * (count + 1)
+        for layer in reversed(range(count)):
+            told[layer] = layer if self.is_masked(layer) else told[layer + 1]
+        return told
+
+    def masked_in(self, first: int, last: int) -> int | None:
+        """The first masked layer of these; None when none is."""
+        found = self._next_masked[first]
+        return found if found <= last else None
+
     def scores_top(self, tokens: int) -> int:
         """Scores that exist for a moment beyond those that are kept; 0 for a fused kernel."""
         wide = self.number_bytes == 4
@@ -62,12 +77,11 @@ class AttentionCosts:
 
     def mask_bytes(self, first: int, last: int, rows: int) -> int:
         """Masks that a recomputed micro-batch keeps alive, one a kind of layer."""
-        layers = range(first, last + 1)
         square = self.seq_len * self.seq_len
         if self.facts.family.scores:
-            kinds = len({self.facts.layer_types[i] for i in layers})
+            kinds = len(set(self.facts.layer_types[first : last + 1]))
             return kinds * rows * square * self.number_bytes
-        return square if any(self.is_masked(i) for i in layers) else 0
+        return square if self.masked_in(first, last) is not None else 0
 
     def _repeated(self) -> int:
         """Key-value heads repeated for every query head; a single one is a view."""

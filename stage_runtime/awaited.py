@@ -40,8 +40,19 @@ class Peer:
     num_sent: int = 0
     crossing: Crossing = PLAIN
     sent_bytes: int = 0
-    """Payloads of activations and gradients, each frame once."""
+    """Payloads of activations and gradients, each frame once, from the first step on."""
     received_bytes: int = 0
+    before_bytes: int = 0
+    """Both ways before that: a base evaluation, and what codes are calibrated on and with."""
+
+    def count(self, size: int, *, sent: bool, step: int) -> None:
+        """A frame of this step has gone or come."""
+        if step == 0:
+            self.before_bytes += size
+        elif sent:
+            self.sent_bytes += size
+        else:
+            self.received_bytes += size
 
 
 class Waiting(Protocol):

@@ -169,7 +169,8 @@ class Prices:
     def of(self, place: CardPlace, device: Device) -> Price:
         """The price of a place on a card at its peak: of a step, or of loading before it."""
         price = self.at_step(place, device)
-        more = self._load_bytes(place, device) - price.tensor_bytes
+        most = max(self._load_bytes(place, device), self._calibration_bytes(place, device, price))
+        more = most - price.tensor_bytes
         if more <= 0:
             return price
         price = replace(price, activations=price.activations + more)
@@ -212,6 +213,24 @@ class Prices:
         late = self.facts.learned_positions or (place.heads and not self.facts.tied)
         layers = self.weights(place) if late else 0
         return layers + self.tables(place) + stored * self.facts.vocab * self.facts.hidden
+
+    def _calibration_bytes(self, place: CardPlace, device: Device, price: Price) -> int:
+        """The most that a rotation's calibration holds on a CPU card: statistics beside a batch
+        that changes nothing, or a basis in the making when activations are gone.
+        """
+        ways = self._boundaries(place)
+        if device.kind != "cpu" or not ways or self.settings.compression.kind != "rotation":
+            return 0
+        sizes = self.boundary
+        without = price.tensor_bytes - price.optimizer - ways * sizes.constant_bytes
+        seen = ways * sizes.seen_bytes
+        made = without - price.activations - price.gradients + sizes.fit_bytes
+        return seen + max(without, made)
+
+    def _boundaries(self, place: CardPlace) -> int:
+        """How many boundaries of its stage the card is at."""
+        first, last = place.stage == 0, place.stage == place.num_stages - 1
+        return (place.takes_input and not first) + (place.gives_output and not last)
 
     def weights(self, place: CardPlace) -> int:
         """Bytes of the layers on the card, and of the final norm."""
@@ -268,7 +287,9 @@ class Prices:
         given = place.gives_output * (ids if last else self.hidden_bytes)
         shares = shares_table(self.facts, self.settings, place.num_stages)
         piece = 4 * piece_values(self.facts) * (shares and place.takes_input)
-        return parts * (taken + given) + piece + (self.stored.buffer() if place.num_layers else 0)
+        codecs = self._boundaries(place) * self.boundary.constant_bytes
+        unpacked = self.stored.buffer() if place.num_layers else 0
+        return parts * (taken + given) + piece + unpacked + codecs
 
     def _trained_params(self, place: CardPlace) -> int:
         if not self.layer.full:
@@ -381,9 +402,7 @@ class Prices:
 
     def _codec_top(self, place: CardPlace) -> int:
         """What coding a micro-batch needs for a moment: some tokens in float32, and its codes."""
-        first, last = place.stage == 0, place.stage == place.num_stages - 1
-        crosses = (place.takes_input and not first) or (place.gives_output and not last)
-        if not crosses or self.settings.compression.kind == "none":
+        if not self._boundaries(place) or self.settings.compression.kind == "none":
             return 0
         number_bytes = self.layer.number_bytes
         rows = self.tokens * self.boundary.row_bytes(number_bytes)

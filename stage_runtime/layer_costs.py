@@ -134,8 +134,8 @@ class LayerCosts:
 
     def heaviest_in(self, first: int, last: int) -> int:
         """A layer with a mask of these, if there is one; else the first."""
-        layers = range(first, last + 1)
-        return next((i for i in layers if self.attention.is_masked(i)), first)
+        masked = self.attention.masked_in(first, last)
+        return first if masked is None else masked
 
     def saved_by_layer(self, layer: int, rows: int, kernels: Kernels) -> int:
         """Bytes that a layer keeps for one micro-batch of `rows` sequences."""

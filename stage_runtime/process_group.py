@@ -38,7 +38,7 @@ from torch import Tensor
 from torch._C._distributed_c10d import HashStore
 
 from stage_runtime.awaited import Awaited, Peer, RecvWork, SendWork, describe, difference, too_late
-from stage_runtime.codecs.crossing import Crossing, slices
+from stage_runtime.codecs.crossing import Crossing, is_of_tokens, slices
 from stage_runtime.tensor_bytes import DTYPE_NAMES, bytes_of, fill
 from transport.errors import SwarmError
 from transport.frames import BASIS, MAX_CONTROL_VALUES, VOTE, Direction, FrameRefused, Header, Kind
@@ -138,7 +138,8 @@ class SwarmGroup(dist.ProcessGroup):
             self._check_vote(int(tensor.item()), "this stage")
             return SendWork(self, peer, peer.link.send(header, bytes_of(tensor)))
         peer.num_sent += 1
-        peer.sent_bytes += header.payload_bytes
+        if is_of_tokens(tensor.shape):
+            peer.count(header.payload_bytes, sent=True, step=self._step)
         payload = peer.crossing.encode(tensor.detach())
         return SendWork(self, peer, peer.link.send(header, payload))
 
@@ -159,7 +160,8 @@ class SwarmGroup(dist.ProcessGroup):
                 fill(tensor.detach(), payload)
                 self._check_vote(int(tensor.item()), f"stage {src}")
                 return
-            peer.received_bytes += len(payload)
+            if is_of_tokens(tensor.shape):
+                peer.count(len(payload), sent=False, step=header.step)
             crossing.decode(payload, tensor.detach())
 
         awaited = Awaited(header, take)
@@ -223,20 +225,24 @@ class SwarmGroup(dist.ProcessGroup):
             peer = self._peers[stage]
             for part in slices(tensors):
                 awaited = Awaited(self._basis_header(part, peer.inward), _filling(part))
+                peer.before_bytes += part.nbytes
                 peer.awaited.append(awaited)
                 works.append(RecvWork(self, peer, awaited))
         for stage, tensors in given.items():
             peer = self._peers[stage]
             for part in slices(tensors):
                 header = self._basis_header(part, peer.outward)
+                peer.before_bytes += part.nbytes
                 works.append(SendWork(self, peer, peer.link.send(header, bytes_of(part))))
         for work in works:
             work.wait()
 
-    def crossed(self, neighbour: int) -> tuple[int, int]:
-        """(sent, received) bytes of activations and gradients, each frame once, without headers."""
+    def crossed(self, neighbour: int) -> tuple[int, int, int]:
+        """Bytes of activations and gradients, each frame once, without headers: sent in steps,
+        received in steps, both before the first one (with the basis of the codes).
+        """
         peer = self._peers[neighbour]
-        return peer.sent_bytes, peer.received_bytes
+        return peer.sent_bytes, peer.received_bytes, peer.before_bytes
 
     def check(self) -> None:
         """Serve the links without waiting; raise if the run must stop. For block guards."""

@@ -5,6 +5,7 @@ Embeddings, head, norms, biases and routers are never quantized.
 """
 
 from dataclasses import dataclass
+from functools import cached_property
 
 from stage_runtime.model_facts import ModelFacts
 from transport.orders import TrainSettings
@@ -33,13 +34,17 @@ class StoredWeights:
     def layer(self, layer: int) -> int:
         """One layer's weights as they lie in memory."""
         params, quantized = self.facts.layer_params[layer], 0
-        for weights, outputs in self._quantized():
+        for weights, outputs in self._quantized:
             params -= weights
             quantized += self._stored(weights, outputs)
         return self.number_bytes * params + quantized
 
     def buffer(self) -> int:
         """The largest projection once more in the compute format: one exists at a time."""
+        return self._buffer
+
+    @cached_property
+    def _buffer(self) -> int:
         if self.settings.quantization == "none":
             return 0
         largest = max(one.inputs * one.outputs for one in self.facts.linears)
@@ -58,6 +63,7 @@ class StoredWeights:
             return 0
         return self.number_bytes * experts.weight_params(self.facts.hidden)
 
+    @cached_property
     def _quantized(self) -> list[tuple[int, int]]:
         """(weights, output rows) of each tensor of a layer that is quantized."""
         if self.settings.quantization == "none":

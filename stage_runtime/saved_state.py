@@ -26,7 +26,10 @@ from transport.orders import StageOrder
 FORMAT = "1"
 WEIGHT = "weight"
 PIECE = 1 << 22  # bytes looked at or written at once
-_NAMES = {torch.float32: "F32", torch.float64: "F64", torch.bfloat16: "BF16", torch.float16: "F16"}
+CONSTANT = "basis"
+"""Kind of what never changes: what the codes of a boundary are made of."""
+_NAMES = {torch.float32: "F32", torch.float64: "F64", torch.bfloat16: "BF16", torch.float16: "F16",
+          torch.uint8: "U8"}  # fmt: skip
 
 
 class Copies:
@@ -200,6 +203,21 @@ def restore(
             }
         found += 1 + len(values)
     return RestoredFrom(order.resume.step, found)
+
+
+def read_constants(order: StageOrder, files: Sequence[Path]) -> dict[str, Tensor]:
+    """What a saved step keeps that never changes, of all its stages, by its whole name.
+
+    Raises:
+        SwarmError: invalid-input; a file cannot be read, or is of another step.
+    """
+    if order.resume is None:
+        return {}
+    return {
+        f"{CONSTANT}.{name}": _read(kinds[CONSTANT], CONSTANT, name)
+        for name, kinds in _places(order, files).items()
+        if CONSTANT in kinds
+    }
 
 
 def _places(order: StageOrder, files: Sequence[Path]) -> dict[str, dict[str, Path]]:

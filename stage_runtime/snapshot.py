@@ -8,7 +8,7 @@ waits for a leader that is away gives way to a newer one. Does not know why step
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -70,6 +70,7 @@ class Saver:
         self._place = place
         self._every = order.settings.snapshot_every_steps
         self._copies = Copies(trained, optimizer)
+        self._constants: dict[str, Tensor] = {}
         self._last = order.resume.step if order.resume is not None else 0
         self._step_s = 0.0
         self._lock = threading.Condition()
@@ -78,6 +79,10 @@ class Saver:
         self._is_over = False
         self._thread = threading.Thread(target=self._work, name="snapshots", daemon=True)
         self._thread.start()
+
+    def keep(self, constants: Mapping[str, Tensor]) -> None:
+        """Save these, which never change, with every step; before the first step."""
+        self._constants = dict(constants)
 
     @property
     def is_busy(self) -> bool:
@@ -95,7 +100,7 @@ class Saver:
         if num_busy or not is_due or step >= self._order.settings.steps:
             return
         self._last = step
-        copied = _Copy(step, self._copies.take())
+        copied = _Copy(step, {**self._copies.take(), **self._constants})
         with self._lock:
             if not self._is_over:
                 self._waiting = copied

@@ -63,8 +63,8 @@ class CodingGroup(StageGroup, Protocol):
     ) -> None:
         """Send tensors to neighbours, and fill those that they send here, before the first step."""
 
-    def crossed(self, neighbour: int) -> tuple[int, int]:
-        """(sent, received) bytes of activations and gradients, without frame headers."""
+    def crossed(self, neighbour: int) -> tuple[int, int, int]:
+        """Bytes without frame headers: (sent in steps, received in steps, both before those)."""
 
 
 class LauncherGroup:

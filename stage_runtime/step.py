@@ -94,9 +94,7 @@ def run_step(stage: RunningStage, step: int, batch: Batch | None) -> StepOutcome
     waited = stage.group.wait_s
     stage.module.moment.begin_step(step)
     stage.module.train()
-    if stage.loss is not None and batch is not None:
-        stage.loss.begin(batch.num_targets)
-    stage.schedule.step(*_inputs(stage, batch), **_targets(stage, batch), return_outputs=False)
+    run_batch(stage, batch)
     if stage.tied is not None:
         stage.tied.gather()
     own = squared_norm(stage.trained)
@@ -122,6 +120,13 @@ def run_step(stage: RunningStage, step: int, batch: Batch | None) -> StepOutcome
         skipped=skipped,
         empty_micro_batches=verdict.empty,
     )
+
+
+def run_batch(stage: RunningStage, batch: Batch | None) -> None:
+    """Forward and backward of all micro-batches; gradients are left on the weights."""
+    if stage.loss is not None and batch is not None:
+        stage.loss.begin(batch.num_targets)
+    stage.schedule.step(*_inputs(stage, batch), **_targets(stage, batch), return_outputs=False)
 
 
 def _inputs(stage: RunningStage, batch: Batch | None) -> tuple[torch.Tensor, ...]:

@@ -16,7 +16,7 @@ import torch
 
 from stage_runtime.adapters import digest_of, make_trainable
 from stage_runtime.batches import Batch, Sequences, indices_of_step, open_sequences
-from stage_runtime.boundaries import open_boundaries
+from stage_runtime.boundaries import Boundaries
 from stage_runtime.card_memory import CardMeter, device_of
 from stage_runtime.checkpoint import Checkpoint
 from stage_runtime.checkpoint_share import StageSpan
@@ -28,7 +28,7 @@ from stage_runtime.optim import adamw
 from stage_runtime.process_group import TensorKind
 from stage_runtime.progress import StepLog, tell_data, tell_share
 from stage_runtime.result import SavedFile, save_trained
-from stage_runtime.saved_state import restore
+from stage_runtime.saved_state import read_constants, restore
 from stage_runtime.snapshot import SavePlace, Saver
 from stage_runtime.stage import (
     DTYPES,
@@ -40,7 +40,7 @@ from stage_runtime.stage import (
     wrap_blocks,
 )
 from stage_runtime.stage_group import StageGroup, torch_group
-from stage_runtime.step import RunningStage, StepOutcome, run_step
+from stage_runtime.step import RunningStage, StepOutcome, run_batch, run_step
 from stage_runtime.tied import tied_kinds, tied_table
 from transport.errors import SwarmError
 from transport.orders import StageOrder
@@ -211,11 +211,14 @@ def train(
     """
     order, meter = run.order, run.meter
     with meter.counting():
-        open_boundaries(order, run.stage.facts.hidden, group)
         stage = _assemble(run, group)
+        boundaries = _boundaries(run, group, place)
         done = _go_on(stage, place)
         if order.evaluate_base:
             _evaluate(run, stage, "base", 0, report)
+        boundaries.open(lambda count: _calibrate(run, stage, count))
+        if stage.saver is not None:
+            stage.saver.keep(boundaries.state())
     tell_data(order)
     steps = StepLog(order.settings.steps)
     for step in range(done + 1, order.settings.steps + 1):
@@ -283,6 +286,24 @@ def _assemble(run: LoadedRun, group: StageGroup) -> RunningStage:
 def _no_loss(*_: Any) -> torch.Tensor:
     """The engine trains a stage only if it has a loss function, which the last one alone calls."""
     raise AssertionError("only the last stage computes a loss")
+
+
+def _boundaries(run: LoadedRun, group: StageGroup, place: SavePlace | None) -> Boundaries:
+    """The stage's boundaries, with what a saved step has of them."""
+    made = Boundaries(run.order, run.stage.facts.hidden, run.devices, group)
+    if place is not None:
+        made.load(read_constants(run.order, place.resumed))
+    return made
+
+
+def _calibrate(run: LoadedRun, stage: RunningStage, count: int) -> None:
+    """Run the first batches forward and backward, without dropout, and change nothing."""
+    stage.module.eval()
+    for step in range(1, count + 1):
+        stage.group.begin_step(0)
+        stage.module.moment.begin_step(0)
+        run_batch(stage, _batch(run, step))
+        stage.optimizer.zero_grad(set_to_none=True)
 
 
 def _one_step(run: LoadedRun, stage: RunningStage, step: int, *, is_counted: bool) -> StepOutcome:

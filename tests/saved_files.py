@@ -53,3 +53,21 @@ def saved_bytes(
         place += len(data)
     raw = json.dumps(header).encode()
     return struct.pack("<Q", len(raw)) + raw + b"".join(values.values())
+
+
+def tensor_of(state: bytes, name: str) -> bytes:
+    """Four float32 values of a tensor, finite, by the state and its name."""
+    digest = hashlib.sha256(state + name.encode()).digest()
+    return struct.pack("<4f", *(byte / 256 for byte in digest[:4]))
+
+
+def tensors_in(data: bytes) -> dict[str, bytes]:
+    """The tensors of a safetensors file, by name."""
+    size = struct.unpack("<Q", data[:8])[0]
+    header = json.loads(data[8 : 8 + size])
+    body = data[8 + size :]
+    return {
+        name: body[slice(*told["data_offsets"])]
+        for name, told in header.items()
+        if name != "__metadata__"
+    }

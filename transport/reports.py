@@ -123,14 +123,16 @@ class AdapterSaved(FromStage):
 
 
 class Crossed(Told):
-    """What a boundary carried over the whole run: activations and gradients, each frame once,
-    without headers.
+    """What a boundary carried: activations and gradients, each frame once, without headers, in
+    steps and evaluations after the first step.
     """
 
     neighbour: Count
     """The stage on its other side."""
     sent_bytes: Bytes
     received_bytes: Bytes
+    before_bytes: Bytes = 0
+    """Both ways before the first step: a base evaluation, and the calibration of codes."""
 
 
 class StageDone(FromStage):

@@ -14,6 +14,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from pydantic_core import ErrorDetails
 
 from transport.errors import SwarmError
+from transport.forms import form
 
 M = TypeVar("M", bound=BaseModel)
 
@@ -102,6 +103,8 @@ def _tell(model: type[BaseModel], error: ErrorDetails, values: Any) -> _Wrong:
         detail += f"; {hint}" if nearest else ""
     elif error["type"] == "missing":
         detail = "is missing"
+    elif error["type"] == "string_pattern_mismatch":
+        detail = f"should be {form(error['ctx']['pattern'])}"
     else:
         detail = error["msg"].removeprefix("Value error, ")
         detail = detail[:1].lower() + detail[1:]

@@ -19,6 +19,16 @@ def human_bytes(count: int | None) -> str:
     return f"{count} B"
 
 
+def human_count(count: int | None) -> str:
+    """A number of parameters as short text, "–" when unknown: 134_515_008 -> "135 M"."""
+    if count is None:
+        return "–"
+    for size, name in ((10**9, "B"), (10**6, "M"), (10**3, "k")):
+        if count >= 0.9995 * size:  # or three digits would say 1e+03
+            return f"{count / size:.3g} {name}"
+    return str(count)
+
+
 def human_seconds(seconds: float | None) -> str:
     """Seconds as short text, "–" when unknown: 0.25 -> "250 ms", 95 -> "1 min 35 s"."""
     if seconds is None:

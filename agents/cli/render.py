@@ -24,7 +24,7 @@ from transport.api.plans import Offer, PlannedCard, PlanView
 from transport.api.pools import ClusterView, InviteView, PoolsListed, TokensListed, TokenView
 from transport.api.saved_states import JobsSaved
 from transport.api.serving import ServePlanView
-from transport.units import human_bytes, human_seconds
+from transport.units import human_bytes, human_count, human_seconds
 
 DASH = "–"
 
@@ -339,7 +339,7 @@ def _models(answer: ModelsListed) -> RenderableType:
             m.kind,
             m.family or m.base_model_id or DASH,
             m.layers or DASH,
-            f"{m.parameters / 1e6:.0f} M" if m.parameters else DASH,
+            human_count(m.parameters),
             human_bytes(m.size_bytes),
             ago(m.created_at),
         )

@@ -4,7 +4,7 @@ Pure. A number that the caller set is never changed; what cannot be done is refu
 Does not place anything: the planner tries these settings, best first, until one fits.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -164,11 +164,6 @@ def savings(
     return [Saving(again, quantization) for again in choices]
 
 
-def trials(asked: Asked, saving: Saving) -> Iterator[TrainSettings]:
-    """Settings to try, best first. The last one needs the least memory."""
-    return (settings(asked, batch, saving) for batch in batches(asked))
-
-
 def batches(asked: Asked) -> list[int]:
     """Batch sizes to try, the largest first. Never more sequences than the data has."""
     train, parts = asked.config.train, asked.config.train.micro_batches
@@ -276,8 +271,8 @@ def explain(asked: Asked, made: TrainSettings, why_format: str) -> list[Chosen]:
         f"1f1b needs at least as many micro-batches as stages: {made.micro_batches} for "
         f"{asked.num_stages}",
     )
-    why_kind = compression.reason(config, made, asked.num_stages)
-    tell(bool(why_kind), "compression.kind", made.compression.kind, why_kind)
+    for choice in compression.chosen(config, made):
+        tell(True, *choice)
     _explain_rate(asked, made, tell)
     tell(
         train.recompute is None,

@@ -6,15 +6,17 @@ Pure. Bytes are those of stage_runtime.codecs.sizes, which the codecs themselves
 from dataclasses import dataclass
 from typing import Final
 
-from stage_runtime.codecs.sizes import BoundarySizes
+from stage_runtime.codecs.sizes import BoundarySizes, calibration_batches
 from stage_runtime.model_facts import ModelFacts
 from transport.api.job_config import CompressionConfig, JobConfig
 from transport.errors import SwarmError
 from transport.orders import CompressionSettings, TrainSettings
 from transport.units import human_bytes
 
-OFFERED: Final = ("none", "fixed_int8", "fixed_int4")
+OFFERED: Final = ("none", "fixed_int8", "fixed_int4", "rotation")
 FIXED_BITS: Final = {"fixed_int8": 8, "fixed_int4": 4}
+ROTATION_BITS: Final = 4
+"""A quarter of float16's bytes."""
 NUMBER_BYTES: Final = {"float32": 4, "bfloat16": 2, "float16": 2}
 NONE: Final = CompressionSettings()
 
@@ -40,6 +42,11 @@ def refuse(config: JobConfig) -> None:
 
 
 def _refuse_numbers(asked: CompressionConfig) -> None:
+    if asked.kind == "rotation" and not 2 <= (asked.bits or ROTATION_BITS) <= 8:
+        raise _refusal(
+            f"compression.bits {asked.bits}: a rotation has 2 to 8 bits a value",
+            "use 4 (a quarter of float16's bytes) or 2 (an eighth)",
+        )
     if asked.bottleneck_dim is not None and asked.kind != "learned":
         raise _refusal(
             f"compression.bottleneck_dim has no meaning for kind {asked.kind}", "leave it out"
@@ -57,7 +64,8 @@ def resolve(config: JobConfig, facts: ModelFacts, num_stages: int) -> Compressio
     kind = config.compression.kind
     if kind == "none" or num_stages < 2:
         return NONE
-    return CompressionSettings(kind=kind, bits=FIXED_BITS[kind])
+    bits = FIXED_BITS.get(kind) or config.compression.bits or ROTATION_BITS
+    return CompressionSettings(kind=kind, bits=bits)
 
 
 def features(config: JobConfig) -> frozenset[str]:
@@ -72,12 +80,13 @@ class Crossed:
 
     facts: ModelFacts
     settings: TrainSettings
+    train_sequences: int | None = None
+    """None until the data is tokenized."""
 
     @property
     def row_bytes(self) -> int:
         """Of a token."""
-        sizes = BoundarySizes(self.settings.compression, self.facts.hidden)
-        return sizes.row_bytes(NUMBER_BYTES[self.settings.dtype])
+        return self._sizes.row_bytes(NUMBER_BYTES[self.settings.dtype])
 
     @property
     def share(self) -> float:
@@ -89,18 +98,34 @@ class Crossed:
         """Of a step, without frame headers (72 bytes a micro-batch)."""
         return self.settings.batch_size * self.settings.seq_len * self.row_bytes
 
+    @property
+    def before_bytes(self) -> int:
+        """Once, before the first step, both ways together: what codes are calibrated on."""
+        settings = self.settings
+        tokens = settings.batch_size * settings.seq_len
+        batches = calibration_batches(settings.batch_size, settings.seq_len, self.train_sequences)
+        return self._sizes.before_bytes(batches * tokens, NUMBER_BYTES[settings.dtype])
+
+    @property
+    def _sizes(self) -> BoundarySizes:
+        return BoundarySizes(self.settings.compression, self.facts.hidden)
+
     def line(self) -> str:
         """In words."""
         kind = self.settings.compression.kind
         how = "uncompressed" if kind == "none" else f"{kind}, {100 * self.share:.1f} % of them"
-        return f"each boundary carries {human_bytes(self.step_bytes)} a step each way ({how})"
+        once = f", after {human_bytes(self.before_bytes)} once" if self.before_bytes else ""
+        return f"each boundary carries {human_bytes(self.step_bytes)} a step each way ({how}){once}"
 
 
-def reason(config: JobConfig, made: TrainSettings, num_stages: int) -> str:
-    """Why the answer differs from the question; "" when it does not."""
-    if config.compression.kind != made.compression.kind and num_stages < 2:
-        return "one stage: nothing crosses a boundary"
-    return ""
+def chosen(config: JobConfig, made: TrainSettings) -> list[tuple[str, object, str]]:
+    """(setting, value, reason) of what the leader chose."""
+    asked, told = config.compression, made.compression
+    if asked.kind != told.kind:
+        return [("compression.kind", told.kind, "one stage: nothing crosses a boundary")]
+    if told.kind == "rotation" and asked.bits is None:
+        return [("compression.bits", told.bits, "a quarter of float16's bytes")]
+    return []
 
 
 def _refusal(message: str, hint: str) -> SwarmError:

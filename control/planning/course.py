@@ -2,18 +2,20 @@
 
 Pure. A card that gains layers over the split by memory keeps a gigabyte, or a tenth of its free
 memory, free by the estimate; a card that only gives is never held back; a fellow's disk must hold
-its share. Within that the split is exact (control.planning.exact).
+its share. Within that the split is exact (control.planning.exact): where layers are alike and no
+disk binds, counts of layers are all there is to it; else what counts promise is checked where the
+layers really lie, and the places are searched themselves when a promise does not hold.
 """
 
-import heapq
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from control.planning.disk import Disk
-from control.planning.exact import Best, best_counts, best_cuts
+from control.planning.exact import Best, Cuts, best_counts, best_cuts
 from control.planning.pace import Network, Pace
 from control.planning.price_book import PriceBook
+from control.planning.seats import Held, Seat, may_hold
 from control.planning.split import (
     FellowCards,
     Pins,
@@ -24,17 +26,11 @@ from control.planning.split import (
     split_at,
     spread,
 )
-from control.planning.usable import Card
-from stage_runtime.costs import CardPlace
-from transport.units import GB
 
-KEPT_FREE_SHARE = 0.1
-KEPT_FREE_BYTES = GB
-"""The estimate has been 1.5 GB low on a 6 GB card: this split is the one that fills a card."""
+SAME = 1e-9
+"""Steps that differ by less than this share of them are the same."""
 
 Order = Sequence[FellowCards]
-Spread = tuple[Sequence[Card], tuple[int, ...]]
-"""Cards of a fellow, and the layers of each."""
 
 
 @dataclass(frozen=True)
@@ -46,11 +42,8 @@ class Tried:
     seconds: float
     memory_seconds: float
     """Of the split by memory, in the same order."""
-
-
-def kept_free(card: Card) -> int:
-    """What a card that gains layers keeps free."""
-    return max(KEPT_FREE_BYTES, int(KEPT_FREE_SHARE * card.free_bytes))
+    exact: bool = True
+    """No other split of this order is faster."""
 
 
 @dataclass(frozen=True)
@@ -66,6 +59,7 @@ class Course:
     moves: bool = True
     """False: the split stays by memory (pinned boundaries, unchecked memory)."""
     _seen: dict[tuple[object, ...], list[float]] = field(default_factory=dict, compare=False)
+    _widest: dict[tuple[str, int], list[float]] = field(default_factory=dict, compare=False)
     _pairs: dict[tuple[str, str], Network] = field(default_factory=dict, compare=False)
 
     @property
@@ -85,160 +79,143 @@ class Course:
         """The split whose fullest card is emptiest."""
         return split(order, self.book, self.pins)
 
-    def tried(self, order: Order) -> Tried | None:
-        """The fastest split of this order; None when it does not fit, or has no figure."""
+    def tried(self, order: Order, *, exactly: bool = True) -> Tried | None:
+        """The fastest split of this order; None when it does not fit, or has no figure.
+
+        Args:
+            exactly: also where places must be searched one by one, which takes long; else the best
+                of a few splits.
+        """
         base = self.by_memory(order)
         if self.pace is None or (self.disk.checked and not base.fits):
             return None
         before = self.pace.step_s(base)
-        best = self._best(order, base) if self.moves else None
         on_disk = not any(self.disk.lack(stage) for stage in base.stages)
-        if best is None or (on_disk and best.seconds >= before * (1 - 1e-9)):
-            return Tried(base, base, before, before) if on_disk else None
-        made = split_at(order, self.book, best.counts)
-        return Tried(made, base, self.pace.step_s(made), before)
+        kept = Tried(base, base, before, before) if on_disk else None
+        if not self.moves:
+            return kept
+        found, is_exact = self._moved(order, base, exactly=exactly)
+        if found is None or (kept is not None and found.seconds >= before * (1 - SAME)):
+            return kept and Tried(base, base, before, before, is_exact)
+        made = split_at(order, self.book, found.counts)
+        return Tried(made, base, self.pace.step_s(made), before, is_exact)
 
-    def _best(self, order: Order, base: Split) -> Best | None:
-        """The shortest step's counts. `seconds` includes what the network adds."""
-        assert self.pace is not None
-        pace, stages = self.pace, len(order)
+    def _moved(self, order: Order, base: Split, *, exactly: bool) -> tuple[Best | None, bool]:
+        """(the counts with the shortest step, whether none are shorter); the network counts in."""
         held = {one.card.id: one.place.num_layers for one in base.cards}
+        promised = self._counted(order, held)
+        if promised is None or (self.book.uniform and not self.disk.may_bind(order)):
+            return promised, True
+        found = self._real(order, held, promised.counts)
+        if found is not None and found.seconds <= promised.seconds * (1 + SAME):
+            return found, True
+        careful = self._counted(order, held, dearest=True)
+        other = careful and self._real(order, held, careful.counts)
+        both = [one for one in (found, other) if one is not None]
+        best = min(both, key=lambda one: one.seconds, default=None)
+        if not exactly:
+            return best, False
+        return self._cut(order, held, best.seconds if best else math.inf) or best, True
+
+    def _counted(self, order: Order, held: Held, *, dearest: bool = False) -> Best | None:
+        """The best counts, as if layers lay where they weigh least (or most)."""
+        pace, stages = self._pace, len(order)
         net = pace.network([one.fellow_id for one in order])
-        if self.book.uniform and not self.disk.may_bind(order):
-            curves = [self.curve(one, i, stages, held) for i, one in enumerate(order)]
-            found = best_counts(curves, self.num_layers, pace.parts, net.floor_s)
-        else:
-            found = best_cuts(
-                lambda stage, first, count: self._cut_s(order, held, stage, first, count),
-                stages, self.num_layers, pace.parts, net.floor_s,
-            )  # fmt: skip
-        return found and Best(found.seconds + net.fill_s + net.tied_s, found.counts)
+        curves = [
+            self.curve(one, (i, stages), held, dearest=dearest) for i, one in enumerate(order)
+        ]
+        found = best_counts(curves, self.num_layers, pace.parts, net.floor_s)
+        return found and Best(found.seconds + net.once_s, found.counts)
+
+    def _real(self, order: Order, held: Held, counts: Sequence[int]) -> Best | None:
+        """These counts where they really lie; None when a card or a disk does not hold them."""
+        made = split_at(order, self.book, counts)
+        if not all(may_hold(one, held) for one in made.cards):
+            return None
+        if any(self.disk.lack(stage) for stage in made.stages):
+            return None
+        return Best(self._pace.step_s(made), tuple(counts))
+
+    def _cut(self, order: Order, held: Held, below: float) -> Best | None:
+        """The best of all places of the boundaries; None when none is faster than `below`."""
+        pace, stages = self._pace, len(order)
+        net = pace.network([one.fellow_id for one in order])
+        curves = [self.curve(one, (i, stages), held) for i, one in enumerate(order)]
+        place = _Places(self, order, held)
+        cuts = Cuts(place.fits, place.seconds, [_most(curve) for curve in curves], self.num_layers)
+        found = best_cuts(cuts, pace.parts, net.floor_s, below - net.once_s)
+        return found and Best(found.seconds + net.once_s, found.counts)
+
+    @property
+    def _pace(self) -> Pace:
+        assert self.pace is not None
+        return self.pace
 
     def curve(
         self,
         fellow: FellowCards,
-        stage: int,
-        stages: int,
-        held: Mapping[str, int] | None,
+        at: tuple[int, int],
+        held: Held | None,
         *,
         head: bool = True,
+        dearest: bool = False,
     ) -> list[float]:
         """Seconds of one micro-batch with 0, 1, ... layers on a fellow at this place.
 
         Args:
+            at: (stage, stages).
             held: layers of each card in the split by memory; None: no card keeps anything free.
             head: whether the last stage's head counts.
+            dearest: as if layers lay where they weigh most; else least.
         """
         counts = tuple((held or {}).get(card.id, 0) for card in fellow.cards)
-        key = (fellow.fellow_id, stage, stages, held is None, counts, head)
+        key = (fellow.fellow_id, *at, held is None, counts, head, dearest)
         if key not in self._seen:
-            self._seen[key] = self._curve(fellow, (stage, stages), held, head=head)
+            seat = Seat(self.book, self._pace, *at, head, dearest)
+            most = self.disk.most(fellow, at, self.num_layers - at[1] + 1, surely=dearest)
+            self._seen[key] = seat.curve(fellow, held, most)
         return self._seen[key]
 
-    def _curve(
-        self,
-        fellow: FellowCards,
-        at: tuple[int, int],
-        held: Mapping[str, int] | None,
-        *,
-        head: bool,
-    ) -> list[float]:
-        assert self.pace is not None
-        most = self.num_layers - at[1] + 1
-        seat = _Seat(self.book, at, held)
-        if len(fellow.cards) == 1:
-            cap = seat.cap(fellow.cards[0], most)
-            steps: list[Spread] = [(fellow.cards, (n,)) for n in range(1, cap + 1)]
-        else:
-            steps = seat.spreads(fellow.cards, most)
-        layer = self.pace.layer_params(0)
-        heads = head and at[0] == at[1] - 1
-        curve = [math.inf] * (self.num_layers + 1)
-        for cards, counted in steps:
-            params = [count * layer for count in counted]
-            params[-1] += self.book.facts.head_params * heads
-            curve[sum(counted)] = sum(map(self.pace.seconds, cards, params))
-        return curve
-
-    def _cut_s(
-        self, order: Order, held: Mapping[str, int], stage: int, first: int, count: int
-    ) -> float:
-        assert self.pace is not None
-        where = StageLayers(stage, len(order), first, first + count - 1)
-        placed = spread(order[stage].cards, self.book, where)
-        if not all(_may_hold(one, held) for one in placed) or self.disk.lack(placed):
-            return math.inf
-        return self.pace.stage_s(placed)
+    def widest(self, fellow: FellowCards, stages: int) -> list[float]:
+        """The least that a fellow before the last can take with each count of layers."""
+        key = (fellow.fellow_id, stages)
+        if key not in self._widest:
+            places = sorted({0, max(0, stages - 2)})
+            told = [self.curve(fellow, (stage, stages), None, head=False) for stage in places]
+            self._widest[key] = [min(costs) for costs in zip(*told)]
+        return self._widest[key]
 
 
-def _may_hold(one: PlacedCard, held: Mapping[str, int]) -> bool:
-    gains = one.place.num_layers > held.get(one.card.id, 0)
-    limit = one.card.free_bytes - (kept_free(one.card) if gains else 0)
-    return one.price.total <= limit
+def _most(curve: Sequence[float]) -> int:
+    """The most layers that a curve allows."""
+    return max((count for count, seconds in enumerate(curve) if seconds < math.inf), default=0)
 
 
 @dataclass(frozen=True)
-class _Seat:
-    """A fellow's place in a pipeline, and what its cards may hold there."""
+class _Places:
+    """What the fellows of an order hold and take where layers really lie."""
 
-    book: PriceBook
-    at: tuple[int, int]
-    """(stage, stages)."""
-    held: Mapping[str, int] | None
+    course: Course
+    order: Order
+    held: Held
+    _placed: dict[tuple[int, int, int], tuple[PlacedCard, ...]] = field(default_factory=dict)
 
-    def price(self, card: Card, count: int, *, first: bool = True, last: bool = True) -> int:
-        """What a card holds with so many layers."""
-        stage, stages = self.at
-        start = 0 if stage == 0 and first else 1
-        place = CardPlace(stage, stages, start, start + count - 1, first, last)
-        return self.book.total(place, card.device)
+    def _at(self, stage: int, first: int, count: int) -> tuple[PlacedCard, ...]:
+        key = (stage, first, count)
+        if key not in self._placed:
+            where = StageLayers(stage, len(self.order), first, first + count - 1)
+            self._placed[key] = spread(self.order[stage].cards, self.course.book, where)
+        return self._placed[key]
 
-    def limit(self, card: Card, count: int) -> int:
-        """The most that a card may hold with so many layers."""
-        gains = self.held is not None and count > self.held.get(card.id, 0)
-        return card.free_bytes - (kept_free(card) if gains else 0)
+    def fits(self, stage: int, first: int, count: int) -> bool:
+        """Whether memory and disk hold these layers."""
+        placed = self._at(stage, first, count)
+        return not any(one.missing_bytes for one in placed) and not self.course.disk.lack(placed)
 
-    def cap(self, card: Card, most: int) -> int:
-        """The most layers that a fellow's only card may hold. Prices rise with the layers."""
-        held = min(most, self.held.get(card.id, 0) if self.held is not None else 0)
-        low, high = held, most
-        while low < high:
-            middle = (low + high + 1) // 2
-            if self.price(card, middle) <= self.limit(card, middle):
-                low = middle
-            else:
-                high = middle - 1
-        return low
-
-    def spreads(self, cards: Sequence[Card], most: int) -> list[Spread]:
-        """(cards, layers of each) for each count that they may hold, spread as `lay` does."""
-        told: list[Spread] = []
-        for few in range(1, min(most, len(cards) - 1) + 1):
-            largest = sorted(cards, key=lambda card: -card.free_bytes)[:few]
-            told.append(([card for card in cards if card in largest], (1,) * few))
-        counts = [1] * len(cards)
-        limit = most - len(cards) + 1
-
-        def share(i: int, count: int) -> float:
-            return self._share(cards, i, count) if count <= limit else math.inf
-
-        waiting = [(share(i, 2), i) for i in range(len(cards))]
-        heapq.heapify(waiting)
-        for total in range(len(cards), most + 1):
-            told.append((cards, tuple(counts)))
-            if total < most:
-                _, i = waiting[0]
-                counts[i] += 1
-                heapq.heapreplace(waiting, (share(i, counts[i] + 1), i))
-        return [one for one in told if self._holds(*one)]
-
-    def _share(self, cards: Sequence[Card], i: int, count: int) -> float:
-        price = self.price(cards[i], count, first=i == 0, last=i == len(cards) - 1)
-        return price / max(1, cards[i].free_bytes)
-
-    def _holds(self, cards: Sequence[Card], counts: Sequence[int]) -> bool:
-        ends = len(cards) - 1
-        return all(
-            self.price(card, n, first=i == 0, last=i == ends) <= self.limit(card, n)
-            for i, (card, n) in enumerate(zip(cards, counts))
-        )
+    def seconds(self, stage: int, first: int, count: int) -> float:
+        """Of one micro-batch; inf where a card that gains layers would not keep enough free."""
+        placed = self._at(stage, first, count)
+        if not all(may_hold(one, self.held) for one in placed):
+            return math.inf
+        assert self.course.pace is not None
+        return self.course.pace.stage_s(placed)

@@ -5,12 +5,13 @@ fellow told that it has the whole revision.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 
+from control.planning.shares import Shares
 from control.planning.split import FellowCards, PlacedCard
 from control.planning.usable import FellowNow
-from stage_runtime.checkpoint_share import StageSpan, Tensors, download_bytes, part_of
+from stage_runtime.checkpoint_share import StageSpan, Tensors
 from stage_runtime.model_facts import ModelFacts
 from transport.orders import ModelSource
 from transport.units import human_bytes
@@ -27,31 +28,15 @@ class Disk:
     files: Mapping[str, Tensors] | None
     """None when unknown: then the share is unknown too."""
     checked: bool = True
-    _known: dict[StageSpan, int] = field(default_factory=dict, compare=False)
 
     def download(self, stage: Sequence[PlacedCard]) -> int | None:
         """Bytes of the files that hold a stage's share."""
-        return None if self.files is None else self._bytes(span_of(stage))
-
-    def _bytes(self, span: StageSpan) -> int:
-        if span not in self._known:
-            self._known[span] = download_bytes(self.facts, self._grouped, span)
-        return self._known[span]
+        return None if self.files is None else self._shares.of(span_of(stage))
 
     @cached_property
-    def _grouped(self) -> dict[str, dict[str, int]]:
-        """The files with one name for all tensors of a layer: a search asks for many spans."""
+    def _shares(self) -> Shares:
         assert self.files is not None
-        told: dict[str, dict[str, int]] = {}
-        for file, tensors in self.files.items():
-            groups: dict[tuple[object, ...], tuple[str, int]] = {}
-            for name, size in tensors.items():
-                part, layer = part_of(self.facts, name)
-                key = (part, layer, "" if part == "layer" else name)
-                first, total = groups.get(key, (name, 0))
-                groups[key] = (first, total + size)
-            told[file] = dict(groups.values())
-        return told
+        return Shares(self.facts, self.files)
 
     def is_cached(self, fellow: FellowNow) -> bool:
         """Whether the fellow told that it has this revision."""
@@ -60,30 +45,54 @@ class Disk:
             f"{self.source.repository}@{self.source.revision}" in beat.machine.cached_models
         )
 
+    def _room(self, fellow: FellowNow) -> int | None:
+        """What a fellow may download; None when nothing limits it."""
+        free = disk_free(fellow)
+        if self.files is None or free is None or not self.checked or self.is_cached(fellow):
+            return None
+        return free - DISK_SPARE
+
     def lack(self, stage: Sequence[PlacedCard]) -> str:
         """Why a fellow's disk cannot hold its share; "" when it can, or nobody knows."""
         fellow = stage[0].card.fellow
-        free = disk_free(fellow)
-        if self.files is None or free is None or not self.checked:
-            return ""
-        need = self._bytes(span_of(stage))
-        if need + DISK_SPARE <= free or self.is_cached(fellow):
+        room = self._room(fellow)
+        if room is None or (need := self._shares.of(span_of(stage))) <= room:
             return ""
         return (
-            f"{fellow.hostname} has {human_bytes(free)} free disk, its share is {human_bytes(need)}"
+            f"{fellow.hostname} has {human_bytes(disk_free(fellow))} free disk, "
+            f"its share is {human_bytes(need)}"
         )
 
     def may_bind(self, fellows: Sequence[FellowCards]) -> bool:
         """Whether the disk of one of these fellows could not hold the whole model."""
-        if self.files is None or not self.checked:
-            return False
-        whole = sum(sum(tensors.values()) for tensors in self.files.values())
-        for one in fellows:
-            fellow = one.cards[0].fellow
-            free = disk_free(fellow)
-            if free is not None and whole + DISK_SPARE > free and not self.is_cached(fellow):
-                return True
-        return False
+        return any(self._limits(one) is not None for one in fellows)
+
+    def _limits(self, fellow: FellowCards) -> int | None:
+        """What a fellow may download where that is less than the whole model."""
+        room = self._room(fellow.cards[0].fellow)
+        return room if room is not None and self._shares.whole > room else None
+
+    def most(
+        self, fellow: FellowCards, at: tuple[int, int], at_most: int, *, surely: bool = False
+    ) -> int:
+        """The most layers whose files fit when they lie where they need the fewest files.
+
+        Args:
+            at: (stage, stages).
+            surely: wherever they lie.
+        """
+        room = self._limits(fellow)
+        if room is None:
+            return at_most
+        ends = (at[0] == 0, at[0] == at[1] - 1)
+        low, high = 0, at_most
+        while low < high:
+            middle = (low + high + 1) // 2
+            if self._shares.extent(ends, middle)[surely] <= room:
+                low = middle
+            else:
+                high = middle - 1
+        return low
 
 
 def disk_free(fellow: FellowNow) -> int | None:

@@ -16,8 +16,27 @@ from itertools import pairwise
 
 Curve = Sequence[float]
 """Seconds of one micro-batch on a stage with 0, 1, ... L layers; inf where it cannot hold them."""
-CutCost = Callable[[int, int, int], float]
-"""(stage, its first layer, layers) -> seconds of one micro-batch; inf where it cannot hold them."""
+
+
+@dataclass(frozen=True)
+class Cuts:
+    """Stages whose cost depends on which layers they hold."""
+
+    fits: Callable[[int, int, int], bool]
+    """(stage, its first layer, layers): whether it holds them. Then it holds any part of them."""
+    seconds: Callable[[int, int, int], float]
+    """Of one micro-batch, where it fits; inf where it must not be all the same."""
+    most: Sequence[int]
+    """No stage holds more layers than this, wherever they lie."""
+    num_layers: int
+
+    def firsts(self, stage: int) -> range:
+        """Where a stage may begin: those before and after it hold the other layers."""
+        after = sum(self.most[stage:])
+        low = max(stage, self.num_layers - after)
+        high = min(sum(self.most[:stage]), self.num_layers - (len(self.most) - stage))
+        return range(low, high + 1)
+
 
 NEAR = 1e-12
 
@@ -53,17 +72,24 @@ def best_counts(
     return _bisect(limits, _Sums(curves, num_layers).at, parts, floor_s)
 
 
-def best_cuts(
-    cost: CutCost, num_stages: int, num_layers: int, parts: int, floor_s: float = 0.0
-) -> Best | None:
-    """The same where a stage's cost depends on which layers it holds, not on how many alone."""
-    table = _cut_table(cost, num_stages, num_layers)
-    limits = sorted({c for row in table for costs in row for c in costs})
-    return _bisect(limits, lambda limit: _cut_sum(table, num_layers, limit), parts, floor_s)
+def best_cuts(cuts: Cuts, parts: int, floor_s: float = 0.0, below: float = math.inf) -> Best | None:
+    """The same where a stage's cost depends on which layers it holds, not on how many alone.
+
+    Args:
+        below: steps that are not shorter than this are not of interest.
+    """
+    table = _cut_table(cuts)
+    limits = sorted({c for row in table for costs in row.values() for c in costs} - {math.inf})
+    num_layers = cuts.num_layers
+    return _bisect(limits, lambda at: _cut_sum(table, num_layers, at), parts, floor_s, below)
 
 
 def _bisect(
-    limits: Sequence[float], at: Callable[[float], _At | None], parts: int, floor_s: float
+    limits: Sequence[float],
+    at: Callable[[float], _At | None],
+    parts: int,
+    floor_s: float,
+    below: float = math.inf,
 ) -> Best | None:
     found = at(limits[-1]) if limits else None
     if found is None:
@@ -78,7 +104,7 @@ def _bisect(
     while spans and more:
         low, high, top = spans.pop()
         least = top.total + more * max(floor_s, limits[low])
-        if low >= high or least >= seconds(best) * (1 - NEAR):
+        if low >= high or least >= min(below, seconds(best)) * (1 - NEAR):
             continue
         middle = (low + high) // 2
         found = at(limits[middle])
@@ -86,7 +112,7 @@ def _bisect(
         if found is not None:
             best = min(best, found, key=seconds)
             spans.append((low, middle, found))
-    return Best(seconds(best), best.counts)
+    return Best(seconds(best), best.counts) if seconds(best) < below else None
 
 
 @dataclass(frozen=True)
@@ -226,38 +252,38 @@ def _joined(sums: Sequence[float], curve: Curve, limit: float) -> tuple[list[flo
     return joined, picks
 
 
-def _cut_table(cost: CutCost, num_stages: int, num_layers: int) -> list[list[list[float]]]:
-    """[stage][first layer] -> seconds with 1, 2, ... layers, up to the first that do not fit."""
+_Row = dict[int, list[float]]
+"""First layer -> seconds with 1, 2, ... layers."""
+
+
+def _cut_table(cuts: Cuts) -> list[_Row]:
     table = []
-    for stage in range(num_stages):
-        later = num_stages - 1 - stage
-        row: list[list[float]] = []
-        for first in range(num_layers):
-            costs: list[float] = []
-            if first >= stage and (stage > 0 or first == 0):
-                for count in range(1, num_layers - first - later + 1):
-                    seconds = cost(stage, first, count)
-                    if seconds == math.inf:
-                        break
-                    costs.append(seconds)
-            row.append(costs)
+    for stage, most in enumerate(cuts.most):
+        row: _Row = {}
+        end, later = 0, len(cuts.most) - 1 - stage
+        for first in cuts.firsts(stage):
+            # What fits up to an end fits up to it from one layer later on as well.
+            end = max(end, first)
+            top = min(first + most, cuts.num_layers - later)
+            while end < top and cuts.fits(stage, first, end + 1 - first):
+                end += 1
+            row[first] = [cuts.seconds(stage, first, n) for n in range(1, end + 1 - first)]
         table.append(row)
     return table
 
 
-def _cut_sum(table: list[list[list[float]]], num_layers: int, limit: float) -> _At | None:
-    sums, chosen = [0.0] + [math.inf] * num_layers, []
+def _cut_sum(table: list[_Row], num_layers: int, limit: float) -> _At | None:
+    sums, chosen = {0: 0.0}, []
     for row in table:
-        joined, picks = [math.inf] * (num_layers + 1), [0] * (num_layers + 1)
-        for first, costs in enumerate(row):
-            if sums[first] == math.inf:
-                continue
-            for count, cost in enumerate(costs, start=1):
-                if cost <= limit * (1 + NEAR) and sums[first] + cost < joined[first + count]:
-                    joined[first + count], picks[first + count] = sums[first] + cost, count
+        joined: dict[int, float] = {}
+        picks: dict[int, int] = {}
+        for first, before in sums.items():
+            for end, cost in enumerate(row.get(first, ()), start=first + 1):
+                if cost <= limit * (1 + NEAR) and before + cost < joined.get(end, math.inf):
+                    joined[end], picks[end] = before + cost, end - first
         sums = joined
         chosen.append(picks)
-    if sums[num_layers] == math.inf:
+    if num_layers not in sums:
         return None
     counts, end = [], num_layers
     for picks in reversed(chosen):

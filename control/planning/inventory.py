@@ -30,7 +30,7 @@ FREE_SHARE = 0.95
 VERSION = "0.1.0"
 FEATURES = (
     "stage", "lora", "full", "recompute", "chunked-loss", "evaluate",
-    "int8", "nf4", "fixed_int8", "fixed_int4",
+    "int8", "nf4", "fixed_int8", "fixed_int4", "rotation",
 )  # fmt: skip
 STORED_BYTES = {"float32": 4}
 WHAT_IF = "what-if"
@@ -71,7 +71,7 @@ def model_in(file: InventoryFile, model_id: str) -> PlannedModel | None:
         return None
     facts = facts_from_config(config)
     source = ModelSource(model_id=model_id, repository=name, revision=WHAT_IF, from_leader=False)
-    return PlannedModel(source, facts, _files(facts, config))
+    return PlannedModel(source, facts, files_of(facts, config))
 
 
 def data_in(file: InventoryFile, seq_len: int) -> DataShape | None:
@@ -200,7 +200,7 @@ def _links(file: InventoryFile) -> Links | None:
     return Links(pairs, own) if pairs or own else None
 
 
-def _files(facts: ModelFacts, config: Mapping[str, Any]) -> dict[str, Tensors]:
+def files_of(facts: ModelFacts, config: Mapping[str, Any]) -> dict[str, Tensors]:
     """Checkpoint files as repositories cut them: here one a layer, one for each table."""
     size = STORED_BYTES.get(facts.stored_dtype or str(config.get("torch_dtype")), 2)
     family = facts.family

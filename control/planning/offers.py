@@ -9,11 +9,12 @@ from dataclasses import dataclass, replace
 
 from control.planning import auto
 from control.planning.maximize import maximized
-from control.planning.orders import Ranked, Tries, best_subset
+from control.planning.orders import Ranked, Tries
 from control.planning.place import Inputs
 from control.planning.plan import Plan
 from control.planning.search import Ask, course_of, tries_for
 from control.planning.split import MAX_FELLOWS, FellowCards
+from control.planning.subsets import best_subset
 from transport.api.job_config import JobConfig, QuantizationConfig
 from transport.api.plans import Offer
 from transport.orders import TrainSettings

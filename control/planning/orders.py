@@ -1,4 +1,4 @@
-"""Which fellows, in which order: branch and bound over orders and subsets, with a lower bound.
+"""In which order the fellows stand: branch and bound over orders, with a lower bound.
 
 Pure and without a clock: the work is bounded by a count of tried orders, so that the same inputs
 give the same answer everywhere. What a bound proves is not tried; where the count runs out, the
@@ -6,10 +6,12 @@ gap between the best order found and the lower bound is told.
 """
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from itertools import combinations, permutations
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import combinations, pairwise, permutations
 
+from control.planning.chains import Chain, string
 from control.planning.course import Course, Tried
 from control.planning.exact import best_counts
 from control.planning.split import FellowCards
@@ -42,6 +44,12 @@ class Tries:
     def __init__(self, most: int) -> None:
         self.left = most
 
+    def at_most(self, most: int) -> "Tries":
+        """A part of what is left, at least one."""
+        taken = max(1, min(most, self.left))
+        self.left -= taken
+        return Tries(taken)
+
     def take(self) -> bool:
         """Whether one more may be tried."""
         self.left -= 1
@@ -56,59 +64,157 @@ def best_order(
     Args:
         below: orders that cannot be faster than this are not of interest.
     """
-    ends = sorted(
-        ((_bound(course, fellows, last), last) for last in fellows),
-        key=lambda one: (one[0], one[1].fellow_id),
-    )
-    best: tuple[Order, Tried] | None = None
-    open_bound = math.inf
-    for bound, last in ends:
-        least = below if best is None else min(below, best[1].seconds)
-        if bound >= least * (1 - PROVEN):
-            open_bound = min(open_bound, bound)
-            break
-        found, is_complete = _with_last(course, fellows, last, tries, bound)
-        open_bound = open_bound if is_complete else min(open_bound, bound)
-        if found is not None and (best is None or found[1].seconds < best[1].seconds):
-            best = found
-    if best is None:
-        return None
-    return Ranked(*best, min(open_bound, best[1].seconds))
+    return _Search(course, list(fellows), tries, below).best()
 
 
-def _with_last(
-    course: Course, fellows: Sequence[FellowCards], last: FellowCards, tries: Tries, bound: float
-) -> tuple[tuple[Order, Tried] | None, bool]:
-    """(the best order that ends with this fellow, whether no other can be faster)."""
-    rest = [one for one in fellows if one is not last]
-    best: tuple[Order, Tried] | None = None
-    for before in _orders(course, rest):
-        if not tries.take():
-            return best, False
-        order = (*before, last)
-        tried = course.tried(order)
-        if tried is not None and (best is None or tried.seconds < best[1].seconds):
-            best = (order, tried)
-        if best is not None and best[1].seconds <= bound * (1 + PROVEN):
-            return best, True
-    if len(rest) < ALL_ORDERS_UP_TO:
-        return best, True
-    return _swapped(course, best, tries, bound), False
+@dataclass(frozen=True)
+class _Least:
+    """What orders that end with one fellow cannot be faster than, the network apart."""
+
+    last: FellowCards
+    compute_s: float = 0.0
+    """Of a whole step."""
+    fill_s: float = 0.0
+    """What the boundaries add at least."""
+    curves: tuple[Sequence[float], ...] = ()
+    """Of each fellow, the least."""
+
+    @cached_property
+    def sum_s(self) -> float:
+        """One micro-batch through all stages, as short as it can be."""
+        found = best_counts(self.curves, len(self.curves[0]) - 1, 1) if self.curves else None
+        return found.seconds if found else 0.0
+
+    @property
+    def seconds(self) -> float:
+        """Of a whole step."""
+        return self.compute_s + self.fill_s
 
 
-def _orders(course: Course, rest: Sequence[FellowCards]) -> Iterator[Order]:
+@dataclass
+class _Search:
+    """One search: which orders were tried, and the best of them."""
+
+    course: Course
+    fellows: list[FellowCards]
+    tries: Tries
+    below: float
+    order: Order = ()
+    tried: Tried | None = None
+    open_s: float = math.inf
+    """No order that was not looked at is faster than this."""
+
+    @property
+    def limit_s(self) -> float:
+        """What is not faster than this is not of interest."""
+        known = self.below if self.tried is None else min(self.below, self.tried.seconds)
+        return known * (1 - PROVEN) if known < math.inf else known
+
+    @property
+    def few(self) -> bool:
+        """Whether all orders are looked at."""
+        return len(self.fellows) <= ALL_ORDERS_UP_TO
+
+    def best(self) -> Ranked | None:
+        """The best order of all."""
+        chain = None if self.few else self._strung()
+        leasts = [_least(self.course, self.fellows, last) for last in self.fellows]
+        if chain is not None:
+            leasts = [replace(one, fill_s=max(one.fill_s, chain.least)) for one in leasts]
+        for least in sorted(leasts, key=lambda one: (one.seconds, one.last.fellow_id)):
+            if least.seconds >= self.limit_s:
+                self.open_s = min(self.open_s, least.seconds)
+                break
+            self._with_last(least, self._points(chain, least.last))
+        if self.tried is None:
+            return None
+        if not self.few:
+            self._swap({one.last.fellow_id: one for one in leasts})
+        if not self.tried.exact:
+            self.tried = self.course.tried(self.order) or self.tried
+        return Ranked(self.order, self.tried, min(self.open_s, self.tried.seconds))
+
+    def _points(self, chain: Chain | None, last: FellowCards) -> list[Order]:
+        """The fellows of a chain before its last one, which this fellow becomes."""
+        if chain is None:
+            return []
+        told = tuple(self.fellows[i] for i in chain.points)
+        if told[0] is last:
+            told = told[::-1]
+        return [tuple(one for one in told if one is not last)]
+
+    def _with_last(self, least: _Least, strung: list[Order]) -> None:
+        """Look at orders that end with one fellow."""
+        rest = [one for one in self.fellows if one is not least.last]
+        told = [*strung, *_orders(self.course, rest)]
+        if self.few:
+            told += permutations(sorted(rest, key=_name))
+        for before in dict.fromkeys(told):
+            if not self._look((*before, least.last), least):
+                return
+        if not self.few:
+            self.open_s = min(self.open_s, least.seconds)
+
+    def _strung(self) -> Chain | None:
+        """A short way through the network."""
+        course, pace = self.course, self.course.pace
+        if pace is None or pace.links is None:
+            return None
+        names = [one.fellow_id for one in self.fellows]
+        costs = [[course.pair(a, b).fill_s if a != b else 0.0 for b in names] for a in names]
+        return string(costs, [(pace.parts - 1) * pace.inner_s(name) for name in names])
+
+    def _look(self, order: Order, least: _Least) -> bool:
+        """Try an order where it may be the best. False when there is no need, or no way, to go on
+        with this last fellow.
+        """
+        if not self.few and least.seconds >= self.limit_s:
+            return False
+        if self._least_of(order, least) >= self.limit_s:
+            return True
+        if not self.tries.take():
+            self.open_s = min(self.open_s, least.seconds)
+            return False
+        tried = self.course.tried(order, exactly=self.few)
+        if tried is not None and tried.seconds < self.limit_s:
+            self.order, self.tried = order, tried
+        return True
+
+    def _least_of(self, order: Order, least: _Least) -> float:
+        """This order is not faster than this: its own boundaries and lines count."""
+        pace = self.course.pace
+        assert pace is not None
+        if pace.links is None:
+            return least.seconds
+        nets = [self.course.pair(a.fellow_id, b.fellow_id) for a, b in pairwise(order)]
+        inner = [pace.inner_s(one.fellow_id) for one in order[1:-1]]
+        floor = max([net.floor_s for net in nets] + inner, default=0.0)
+        fill = sum(net.fill_s for net in nets)
+        if least.compute_s + fill >= self.limit_s:
+            return least.compute_s + fill
+        return max(least.compute_s, least.sum_s + (pace.parts - 1) * floor) + fill
+
+    def _swap(self, leasts: Mapping[str, _Least]) -> None:
+        """Swap two fellows of the best order while one swap helps."""
+        helped = True
+        while helped:
+            before = self.tried
+            for i, j in combinations(range(len(self.order)), 2):
+                order = list(self.order)
+                order[i], order[j] = order[j], order[i]
+                least = leasts[order[-1].fellow_id]
+                if least.seconds < self.limit_s and not self._look(tuple(order), least):
+                    return
+            helped = self.tried is not before
+
+
+def _orders(course: Course, rest: Sequence[FellowCards]) -> list[Order]:
     """Orders of the fellows before the last: by name; by room (the first hold the most live
-    micro-batches); the slowest line first, where it has one neighbour; every other while few.
+    micro-batches); the slowest line first, where it has one neighbour.
     """
-    stable = tuple(sorted(rest, key=lambda one: one.fellow_id))
+    stable = tuple(sorted(rest, key=_name))
     roomy = tuple(sorted(stable, key=lambda one: -one.free_bytes))
-    told = [stable]
-    for order in (roomy, *(_slowest_line_first(course, one) for one in (stable, roomy))):
-        if order not in told:
-            told.append(order)
-    yield from told
-    if len(rest) < ALL_ORDERS_UP_TO:
-        yield from (order for order in permutations(stable) if order not in told)
+    return [stable, roomy, *(_slowest_line_first(course, one) for one in (stable, roomy))]
 
 
 def _slowest_line_first(course: Course, order: Order) -> Order:
@@ -119,53 +225,26 @@ def _slowest_line_first(course: Course, order: Order) -> Order:
     return (slowest, *(one for one in order if one is not slowest))
 
 
-def _swapped(
-    course: Course, best: tuple[Order, Tried] | None, tries: Tries, bound: float
-) -> tuple[Order, Tried] | None:
-    """The best after swaps of two fellows before the last, while one helps and tries are left."""
-    if best is None:
-        return None
-    pairs = list(combinations(range(len(best[0]) - 1), 2))
-    helped = True
-    while helped:
-        helped = False
-        for i, j in pairs:
-            if best[1].seconds <= bound * (1 + PROVEN) or not tries.take():
-                return best
-            order = list(best[0])
-            order[i], order[j] = order[j], order[i]
-            tried = course.tried(order)
-            if tried is not None and tried.seconds < best[1].seconds * (1 - PROVEN):
-                best, helped = (tuple(order), tried), True
-    return best
+def any_order_s(course: Course, fellows: Sequence[FellowCards]) -> float:
+    """No order of all these fellows is faster than this."""
+    return min(_least(course, fellows, last).seconds for last in fellows)
 
 
-def _bound(course: Course, fellows: Sequence[FellowCards], last: FellowCards) -> float:
+def _least(course: Course, fellows: Sequence[FellowCards], last: FellowCards) -> _Least:
     """No order that ends with this fellow has a shorter step: every other fellow stands where it
     may hold the most, no card keeps anything free, and the network costs its cheapest pairs.
     """
-    stages = len(fellows)
-    curves = [
-        course.curve(one, stages - 1, stages, None) if one is last else _widest(course, one, stages)
-        for one in fellows
-    ]
-    return _least(course, curves, _least_network(course, fellows, last))
-
-
-def _widest(course: Course, fellow: FellowCards, stages: int) -> list[float]:
-    """The cheapest that a fellow before the last can be with each count of layers."""
-    places = {0, max(0, stages - 2)}
-    told = [course.curve(fellow, stage, stages, None, head=False) for stage in sorted(places)]
-    return [min(costs) for costs in zip(*told)]
-
-
-def _least(course: Course, curves: Sequence[Sequence[float]], net: tuple[float, float]) -> float:
     assert course.pace is not None
-    if course.pins.counts or course.pins.equal or not course.moves or not course.book.uniform:
-        return 0.0
-    fill, floor = net
+    if course.pins.counts or course.pins.equal or not course.moves:
+        return _Least(last)
+    stages = len(fellows)
+    curves = tuple(
+        course.curve(one, (stages - 1, stages), None) if one is last else course.widest(one, stages)
+        for one in fellows
+    )
+    fill, floor = _least_network(course, fellows, last)
     found = best_counts(curves, course.num_layers, course.pace.parts, floor)
-    return math.inf if found is None else found.seconds + fill
+    return _Least(last, math.inf if found is None else found.seconds, fill, curves)
 
 
 def _least_network(
@@ -192,117 +271,5 @@ def _least_network(
     return fill + sum(sorted(twice)[:-1]), max(floor, *inner[1:2], 0.0)
 
 
-CourseOf = Callable[[int], Course]
-"""Stages -> how orders of so many fellows are tried."""
-
-
-def best_subset(
-    course_of: CourseOf, fellows: Sequence[FellowCards], fewest: int, most: int, tries: Tries
-) -> Ranked | None:
-    """The fastest of all subsets and orders, at one batch size."""
-    sized = [(size, subset) for size in range(fewest, most + 1)
-             for subset in _subsets(course_of(size), fellows, size)]  # fmt: skip
-    bounds = sorted(
-        ((_any_order(course_of(size), subset), size, i) for i, (size, subset) in enumerate(sized))
-    )
-    best: Ranked | None = None
-    open_bound = _all_bounds(course_of, fellows, fewest, most)
-    for bound, size, i in bounds:
-        least = math.inf if best is None else best.tried.seconds
-        if bound >= least * (1 - PROVEN):
-            break
-        found = best_order(course_of(size), sized[i][1], tries, least)
-        if found is not None and found.tried.seconds < least:
-            best = found
-        if found is not None:
-            open_bound = min(open_bound, found.bound_s)
-    if best is None:
-        return None
-    return Ranked(best.order, best.tried, min(open_bound, best.tried.seconds))
-
-
-def _any_order(course: Course, fellows: Sequence[FellowCards]) -> float:
-    return min(_bound(course, fellows, last) for last in fellows)
-
-
-def _subsets(
-    course: Course, fellows: Sequence[FellowCards], size: int
-) -> Iterable[tuple[FellowCards, ...]]:
-    """Subsets of a size: all while they are few; else those with the most room, the fastest cards,
-    the fastest lines, and those that a split over all of them would use most.
-    """
-    stable = sorted(fellows, key=lambda one: one.fellow_id)
-    if len(stable) <= ALL_ORDERS_UP_TO:
-        return list(combinations(stable, size))
-    by_room = sorted(stable, key=lambda one: -one.free_bytes)[:size]
-    by_speed = sorted(stable, key=lambda one: _layer_s(course, one))[:size]
-    chosen = [by_room, by_speed, _used(course, stable, size)]
-    pace = course.pace
-    if pace is not None and pace.links is not None:
-        by_line = sorted(
-            stable, key=lambda one: (pace.inner_s(one.fellow_id), _layer_s(course, one))
-        )
-        chosen.append(by_line[:size])
-    told = {tuple(sorted(one, key=_name)) for one in chosen}
-    return sorted(told, key=lambda one: [fellow.fellow_id for fellow in one])
-
-
 def _name(fellow: FellowCards) -> str:
     return fellow.fellow_id
-
-
-def _layer_s(course: Course, fellow: FellowCards) -> float:
-    """Seconds of one layer on a fellow's fastest card."""
-    assert course.pace is not None
-    layer = course.pace.layer_params(0)
-    return min(course.pace.seconds(card, layer) for card in fellow.cards)
-
-
-def _used(course: Course, fellows: Sequence[FellowCards], size: int) -> list[FellowCards]:
-    """Those with the most layers when each may also have none."""
-    found = _relaxed(course, fellows)
-    if found is None:
-        return list(fellows[:size])
-    ranked = sorted(range(len(fellows)), key=lambda i: (-found[1][i], fellows[i].fellow_id))
-    return [fellows[i] for i in ranked[:size]]
-
-
-def _relaxed(
-    course: Course, fellows: Sequence[FellowCards]
-) -> tuple[float, tuple[int, ...]] | None:
-    """(seconds, counts) when any of these may be skipped: a bound for every subset of the size
-    that the course is for.
-    """
-    assert course.pace is not None
-    stages = course.stages
-    curves = []
-    for fellow in fellows:
-        curve = list(_widest(course, fellow, stages))
-        if stages > 1 or len(fellows) > 1:
-            end = course.curve(fellow, stages - 1, stages, None, head=False)
-            curve = [min(costs) for costs in zip(curve, end)]
-        curve[0] = 0.0
-        curves.append(curve)
-    found = best_counts(curves, course.num_layers, course.pace.parts)
-    return None if found is None else (found.seconds, found.counts)
-
-
-def _all_bounds(
-    course_of: CourseOf, fellows: Sequence[FellowCards], fewest: int, most: int
-) -> float:
-    """What no subset in any order can be faster than; inf where every subset is looked at."""
-    if len(fellows) <= ALL_ORDERS_UP_TO:
-        return math.inf
-    told = []
-    for size in range(fewest, most + 1):
-        course = course_of(size)
-        found = _relaxed(course, fellows)
-        if found is not None:
-            told.append(found[0] + _least_head(course, fellows))
-    return min(told, default=math.inf)
-
-
-def _least_head(course: Course, fellows: Sequence[FellowCards]) -> float:
-    assert course.pace is not None
-    head = course.book.facts.head_params
-    return min(course.pace.seconds(card, head) for one in fellows for card in one.cards)

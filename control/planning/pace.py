@@ -6,7 +6,8 @@ once more: a stage, or a link in one direction (full duplex), or all that one fe
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
+from functools import cached_property
+from itertools import accumulate, pairwise
 
 from control.planning import compression
 from control.planning.split import FellowCards, PlacedCard, Split
@@ -69,10 +70,33 @@ class Network:
     """Once a step: each boundary crossed forward and backward."""
     floor_s: float = 0.0
     """The busiest line: each further micro-batch costs at least this."""
-    limiting: str = ""
-    """That line, in words."""
+    limiting: "Line | None" = None
+    """That line."""
     tied_s: float = 0.0
     """Once a step: a table that the first and the last stage share, there and back."""
+
+    @property
+    def once_s(self) -> float:
+        """All that is paid once a step."""
+        return self.fill_s + self.tied_s
+
+
+@dataclass(frozen=True)
+class Line:
+    """A link in one direction, or all that a fellow's own line carries in one."""
+
+    sender: str
+    taker: str
+    """"" when it is the sender's uplink, or the sender is "" and it is the taker's downlink."""
+    bytes_per_s: float
+
+    def words(self, hosts: Mapping[str, str]) -> str:
+        """For people: "atlas to borealis at 20 Mb/s", "atlas's uplink of 20 Mb/s"."""
+        rate = human_rate(self.bytes_per_s)
+        one, other = (hosts.get(name, name) for name in (self.sender, self.taker))
+        if self.sender and self.taker:
+            return f"{one} to {other} at {rate}"
+        return f"{one}'s uplink of {rate}" if self.sender else f"{other}'s downlink of {rate}"
 
 
 @dataclass(frozen=True)
@@ -85,18 +109,19 @@ class Pace:
     """Of the speed figures."""
     links: Links | None = None
     """None: the network is left out."""
+    _networks: dict[tuple[object, ...], Network] = field(default_factory=dict, compare=False)
 
-    @property
+    @cached_property
     def parts(self) -> int:
         """Micro-batches."""
         return self.settings.micro_batches
 
-    @property
+    @cached_property
     def tokens(self) -> int:
         """Of a micro-batch."""
         return self.settings.batch_size // self.settings.micro_batches * self.settings.seq_len
 
-    @property
+    @cached_property
     def hidden_bytes(self) -> int:
         """Of a micro-batch, across a boundary, in one direction, as codes where there are any."""
         return self.tokens * compression.Crossed(self.facts, self.settings).row_bytes
@@ -119,30 +144,46 @@ class Pace:
             idle = 3 * (experts.count - experts.per_token) * experts.width * facts.hidden
         return facts.layer_params[layer] - idle
 
+    def span_params(self, first: int, last: int) -> int:
+        """The same of all layers from the first to the last, inclusive."""
+        return self._params_until[last + 1] - self._params_until[first]
+
+    @cached_property
+    def _params_until(self) -> list[int]:
+        layers = range(self.facts.num_layers)
+        return [0, *accumulate(self.layer_params(layer) for layer in layers)]
+
     def stage_s(self, stage: Sequence[PlacedCard]) -> float:
         """Of one micro-batch on a placed stage."""
         return sum(self.seconds(one.card, self._params(one)) for one in stage)
 
     def _params(self, one: PlacedCard) -> int:
-        layers = range(one.place.first_layer, one.place.last_layer + 1)
         head = self.facts.head_params if one.place.heads else 0
-        return sum(map(self.layer_params, layers)) + head
+        return self.span_params(one.place.first_layer, one.place.last_layer) + head
 
     def network(self, names: Sequence[str], share: float = 1.0) -> Network:
         """Of an order of fellows; `share` of the bytes crosses (compression)."""
         if self.links is None or len(names) < 2:
             return Network()
+        key = (*names, share)
+        if key not in self._networks:
+            self._networks[key] = self._network(names, share)
+        return self._networks[key]
+
+    def _network(self, names: Sequence[str], share: float) -> Network:
+        assert self.links is not None
         size = self.hidden_bytes * share
-        fill, lines = 0.0, dict[str, float]()
+        fill, lines = 0.0, dict[Line, float]()
         for one, other in pairwise(names):
             for sender, taker in ((one, other), (other, one)):
                 link = self.links.between(sender, taker)
                 assert link is not None
-                fill += size / link.bytes_per_s + link.latency_s
-                told = f"{sender} to {taker} at {human_rate(link.bytes_per_s)}"
-                lines[told] = size / link.bytes_per_s
-                self._add_own_lines(lines, sender, taker, size)
-        worst = max(lines, key=lambda name: lines[name])
+                took = size / link.bytes_per_s
+                fill += took + link.latency_s
+                lines[Line(sender, taker, link.bytes_per_s)] = took
+                for line in self._own_lines(sender, taker):
+                    lines[line] = lines.get(line, 0.0) + size / line.bytes_per_s
+        worst = max(lines, key=lambda line: lines[line])
         return Network(fill, lines[worst], worst, self._tied_s(names))
 
     def _tied_s(self, names: Sequence[str]) -> float:
@@ -160,16 +201,13 @@ class Pace:
             for way in (there, back)
         )
 
-    def _add_own_lines(self, lines: dict[str, float], sender: str, taker: str, size: float) -> None:
+    def _own_lines(self, sender: str, taker: str) -> Sequence[Line]:
         """An inner fellow's one line carries what it sends to both neighbours."""
         assert self.links is not None
         if (sender, taker) in self.links.pairs:
-            return
-        up = self.links.fellows[sender].up_bytes_per_s
-        down = self.links.fellows[taker].down_bytes_per_s
-        for told, rate in ((f"{sender}'s uplink", up), (f"{taker}'s downlink", down)):
-            name = f"{told} of {human_rate(rate)}"
-            lines[name] = lines.get(name, 0.0) + size / rate
+            return ()
+        one, other = self.links.fellows[sender], self.links.fellows[taker]
+        return Line(sender, "", one.up_bytes_per_s), Line("", taker, other.down_bytes_per_s)
 
     def inner_s(self, fellow_id: str) -> float:
         """What a micro-batch costs at least on a fellow's own line when it has two neighbours; 0
@@ -187,8 +225,7 @@ class Pace:
         """The predicted step of a split."""
         stages = [self.stage_s(stage) for stage in split.stages]
         net = self.network(names_of(split), share)
-        once = net.fill_s + net.tied_s
-        return sum(stages) + once + (self.parts - 1) * max(*stages, net.floor_s, 0.0)
+        return sum(stages) + net.once_s + (self.parts - 1) * max(*stages, net.floor_s, 0.0)
 
 
 def names_of(split: Split) -> list[str]:
@@ -207,10 +244,8 @@ def network_line(pace: Pace, split: Split) -> str:
         return ""
     net, step = pace.network(names), pace.step_s(split)
     slowest = max(map(pace.stage_s, split.stages))
-    words = net.limiting
-    for stage in split.stages:
-        fellow = stage[0].card.fellow
-        words = words.replace(fellow.fellow_id, fellow.hostname)
+    hosts = {one.fellow_id: one.hostname for one in (s[0].card.fellow for s in split.stages)}
+    words = net.limiting.words(hosts) if net.limiting else ""
     held = "limits the step" if net.floor_s > slowest else "is the slowest line, hidden by compute"
     return (
         f"{words} {held}: {human_seconds(net.floor_s)} a micro-batch against "

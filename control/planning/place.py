@@ -26,7 +26,7 @@ from dataclasses import dataclass, replace
 from control.planning import auto, compression
 from control.planning.plan import Plan
 from control.planning.price_book import PriceBook
-from control.planning.search import Ask, LeftOut, PlannedModel, search
+from control.planning.search import Ask, Found, LeftOut, PlannedModel, search
 from control.planning.shown import plan_of, waiting_plan
 from control.planning.split import MAX_FELLOWS, FellowCards, Pins, fellows_of, pins_of
 from control.planning.terms import LIVE, Terms
@@ -54,11 +54,12 @@ def place(
     auto.refuse_not_offered(config, model.facts)
     _refuse_short_data(config, data)
     asked = auto.quantization_asked(config)
-    plan = _place(model, config, inventory, data, (terms, asked or "none"))
-    if plan.fits or asked is not None or not _offers(inventory, "nf4"):
-        return plan
-    smaller = _place(model, config, inventory, data, (terms, "nf4"))
-    return smaller if smaller.fits or smaller.stages else plan
+    given = (model, config, inventory, data)
+    found = _searched(*given, (terms, asked or "none"))
+    if found.fits or asked is not None or not _offers(inventory, "nf4"):
+        return found.plan(terms)
+    smaller = _searched(*given, (terms, "nf4"))
+    return smaller.plan(terms) if smaller.fits or smaller.found else found.plan(terms)
 
 
 def _offers(inventory: Inventory, feature: str) -> bool:
@@ -85,19 +86,39 @@ class Ready:
         return bool(self.fellows) and len(self.fellows) >= self.ask.fewest
 
 
-def _place(
+@dataclass(frozen=True)
+class _Searched:
+    """What a search ended with, before anything is shown of it."""
+
+    ready: Ready
+    found: Found | None
+    """None: too few fellows to search at all."""
+
+    @property
+    def fits(self) -> bool:
+        """Whether the job can start."""
+        return self.found is not None and not self.found.reason
+
+    def plan(self, terms: Terms) -> Plan:
+        """The plan of it."""
+        ready = self.ready
+        if self.found is None:
+            reason = _too_few(ready.ask, ready.cards, ready.fellows)
+            return waiting_plan(ready.ask, ready.cards, ready.left_out, reason)
+        return plan_of(ready.ask, ready.cards, self.found, ready.left_out, terms)
+
+
+def _searched(
     model: PlannedModel,
     config: JobConfig,
     inventory: Inventory,
     data: DataShape | None,
     how: tuple[Terms, auto.Quantization],
-) -> Plan:
+) -> _Searched:
     ready = _ready(model, config, inventory, data, how)
     if not ready.is_enough:
-        reason = _too_few(ready.ask, ready.cards, ready.fellows)
-        return waiting_plan(ready.ask, ready.cards, ready.left_out, reason)
-    found = search(ready.ask, ready.fellows, ready.left_out)
-    return plan_of(ready.ask, ready.cards, found, ready.left_out, how[0])
+        return _Searched(ready, None)
+    return _Searched(ready, search(ready.ask, ready.fellows, ready.left_out))
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ which cards are usable.
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from itertools import permutations
 
 from control.planning import auto
@@ -16,7 +17,7 @@ from control.planning.disk import Disk
 from control.planning.orders import MOST_TRIES, Tries, best_order
 from control.planning.pace import Links, pace_of
 from control.planning.price_book import PriceBook
-from control.planning.split import FellowCards, Pins, Split, split
+from control.planning.split import FellowCards, Pins, Split, may_fit, split
 from control.planning.summary import needs_line
 from stage_runtime.checkpoint_share import Tensors
 from stage_runtime.model_facts import ModelFacts
@@ -53,16 +54,24 @@ class Ask:
     """Fellows of a version from before longer pipelines and recompute."""
     by_speed: bool = True
     """False: only whether it fits is asked."""
+    _books: dict[str, PriceBook] = field(default_factory=dict, compare=False)
 
     @property
     def fewest(self) -> int:
         """Stages that the job needs at least."""
         return len(self.pins.counts) if self.pins.counts else self.config.min_workers
 
-    @property
+    @cached_property
     def disk(self) -> Disk:
         """What the job's files ask of a disk."""
         return Disk(self.model.facts, self.model.source, self.model.files, self.config.memory_check)
+
+    def book(self, settings: TrainSettings) -> PriceBook:
+        """The prices under these settings: the same ones whenever they are asked for again."""
+        key = settings.model_dump_json()
+        if key not in self._books:
+            self._books[key] = PriceBook(self.model.facts, settings)
+        return self._books[key]
 
     def asked(self, num_stages: int) -> auto.Asked:
         """What settings over so many stages are made from."""
@@ -118,8 +127,9 @@ def _search(
     """(what fits, why which cards were left out), or the miss with all fellows."""
     dropped = LeftOut()
     miss: Found | None = None
+    tries = Tries(2 * tries_for(len(fellows)))
     while True:
-        found = _best(ask, fellows, saving)
+        found = _best(ask, fellows, saving, tries)
         if not found.reason:
             return found, dropped.reasons
         miss = miss or found
@@ -149,25 +159,30 @@ def _dropped(ask: Ask, fellows: Sequence[FellowCards], found: Found) -> tuple[Fe
     return smallest, f"less than the {human_bytes(need)} a stage needs free"
 
 
-def _best(ask: Ask, fellows: Sequence[FellowCards], saving: auto.Saving) -> Found:
+def _best(ask: Ask, fellows: Sequence[FellowCards], saving: auto.Saving, tries: Tries) -> Found:
     """The best settings that fit on these fellows, or the miss of the smallest ones."""
     asked = ask.asked(len(fellows))
-    trials = list(auto.trials(asked, saving))
-    least = _try(ask, fellows, trials[-1])
+    *larger, smallest = auto.batches(asked)
+    least = _try(ask, fellows, auto.settings(asked, smallest, saving))
     if not least.split.fits and ask.config.memory_check:
         why = f"not enough memory {_even(asked)}: {needs_line(least.split, fellows)}"
         return replace(least, reason=why)
-    tried = (_try(ask, fellows, settings) for settings in trials[:-1])
+    trials = (auto.settings(asked, batch, saving) for batch in larger)
+    tried = (_try(ask, fellows, one) for one in trials if _may_fit(ask, fellows, one))
     found = next((one for one in tried if one.split.fits), least)
-    return _by_speed(ask, fellows, found)
+    return _by_speed(ask, fellows, found, tries)
 
 
-def _by_speed(ask: Ask, fellows: Sequence[FellowCards], found: Found) -> Found:
+def _may_fit(ask: Ask, fellows: Sequence[FellowCards], settings: TrainSettings) -> bool:
+    return may_fit(fellows, ask.book(settings)) or not ask.config.memory_check
+
+
+def _by_speed(ask: Ask, fellows: Sequence[FellowCards], found: Found, tries: Tries) -> Found:
     """What was found, in the order and split with the shortest step where speeds are known."""
     course = course_of(ask, fellows, found.settings)
     lacks = [lack for stage in found.split.stages if (lack := course.disk.lack(stage))]
     if course.pace is not None and (ask.by_speed or lacks):
-        ranked = best_order(course, fellows, Tries(tries_for(len(fellows))))
+        ranked = best_order(course, fellows, tries.at_most(tries_for(len(fellows))))
         if ranked is not None:
             bound = ranked.bound_s if 0 < ranked.bound_s < math.inf else None
             return Found(ranked.tried.split, found.settings, "", ranked.tried, bound)
@@ -187,7 +202,7 @@ def course_of(ask: Ask, fellows: Sequence[FellowCards], settings: TrainSettings)
     known = ask.links if ask.links is not None and not ask.links.unknown(fellows) else None
     pinned = ask.pins.counts is not None or ask.pins.equal
     return Course(
-        book=PriceBook(ask.model.facts, settings),
+        book=ask.book(settings),
         stages=len(fellows),
         pins=ask.pins,
         disk=ask.disk,
@@ -204,9 +219,11 @@ def _even(asked: auto.Asked) -> str:
 
 def _try(ask: Ask, fellows: Sequence[FellowCards], settings: TrainSettings) -> Found:
     """These settings in the first order that fits, or the nearest miss."""
-    book = PriceBook(ask.model.facts, settings)
-    tried = []
+    book = ask.book(settings)
+    tried: list[Split] = []
     for order in _orders(fellows):
+        if len(tried) == 1 and not _may_fit(ask, fellows, settings):
+            break
         made = split(order, book, ask.pins)
         if made.fits:
             return Found(made, settings)

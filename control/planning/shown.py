@@ -90,13 +90,18 @@ def _layout(ask: Ask, found: Found, settings: TrainSettings) -> Layout:
 def _boundary(ask: Ask, made: Split, settings: TrainSettings) -> Boundary | None:
     if len(made.stages) < 2:
         return None
-    crossed = Crossed(ask.model.facts, settings)
+    crossed = _crossed(ask, settings)
     return Boundary(
         kind=settings.compression.kind,
         token_bytes=crossed.row_bytes,
         step_bytes=crossed.step_bytes,
         share=crossed.share,
+        before_bytes=crossed.before_bytes,
     )
+
+
+def _crossed(ask: Ask, settings: TrainSettings) -> Crossed:
+    return Crossed(ask.model.facts, settings, ask.data.sequences if ask.data else None)
 
 
 def _pace(ask: Ask, made: Split, settings: TrainSettings) -> Pace | None:
@@ -231,7 +236,7 @@ def _notes(ask: Ask, found: Found, settings: TrainSettings) -> list[str]:
             f"({len(made.stages)}): gpipe is used"
         )
     if settings.compression.kind != "none":
-        notes.append(Crossed(ask.model.facts, settings).line())
+        notes.append(_crossed(ask, settings).line())
     silent = unmeasured([one.card for one in made.cards])
     if silent:
         notes.append(

@@ -128,6 +128,23 @@ def split(fellows: Sequence[FellowCards], prices: PriceBook, pins: Pins) -> Spli
     return split_at(fellows, prices, counts)
 
 
+def may_fit(fellows: Sequence[FellowCards], prices: PriceBook) -> bool:
+    """False when no order of these fellows holds the model: each card is given the place in which
+    it holds the most layers, without tables and buffers of an end.
+    """
+    stages, num_layers = len(fellows), prices.facts.num_layers
+    seats = [
+        CardPlace(at, stages, first, 0, False, False) for at, first in ((0, 0), (stages - 1, 1))
+    ]
+    held = 0
+    for card in (card for one in fellows for card in one.cards):
+        columns = (prices.column(seat, card.device, least=True) for seat in seats)
+        held += max(column.most(card.free_bytes, num_layers) for column in columns)
+        if held >= num_layers:
+            return True
+    return False
+
+
 def split_at(fellows: Sequence[FellowCards], prices: PriceBook, counts: Sequence[int]) -> Split:
     """Lay so many layers on each of these fellows in this order."""
     placed = []
@@ -161,19 +178,16 @@ def _by_memory(stages: Sequence[tuple[Card, ...]], prices: PriceBook) -> list[in
     """Layers of each stage, filling every card of the pipeline to the same share."""
     num_layers = prices.facts.num_layers
     stages = _within(stages, num_layers)
-    seats = [(stage, i) for stage, cards in enumerate(stages) for i in range(len(cards))]
-    free = [max(1, stages[stage][i].free_bytes) for stage, i in seats]
-
-    def price(seat: int, count: int) -> int:
-        stage, i = seats[seat]
-        cards = stages[stage]
-        first = 0 if seat == 0 else _dearest_start(prices, count)
-        place = CardPlace(stage, len(stages), first, first + count - 1, i == 0, i == len(cards) - 1)
-        return prices.of(place, cards[i].device).total
-
-    laid = lay(num_layers, free, price)
+    seats = [
+        (CardPlace(stage, len(stages), stage or i, 0, i == 0, i == len(cards) - 1), card)
+        for stage, cards in enumerate(stages)
+        for i, card in enumerate(cards)
+    ]
+    columns = [prices.column(seat, card.device) for seat, card in seats]
+    free = [max(1, card.free_bytes) for _, card in seats]
+    laid = lay(num_layers, free, lambda seat, count: columns[seat][count])
     return [
-        sum(n for n, (owner, _) in zip(laid.layers, seats) if owner == stage)
+        sum(n for n, (seat, _) in zip(laid.layers, seats) if seat.stage == stage)
         for stage in range(len(stages))
     ]
 
@@ -193,12 +207,6 @@ def _within(stages: Sequence[tuple[Card, ...]], num_layers: int) -> list[tuple[C
     return [tuple(cards) for cards in kept]
 
 
-def _dearest_start(prices: PriceBook, count: int) -> int:
-    """Where a run of layers costs most: from the first layer whose window is passed."""
-    last_start = max(0, prices.facts.num_layers - count)
-    return min(last_start, max(1, prices.dearest_layer))
-
-
 def spread(cards: Sequence[Card], prices: PriceBook, stage: StageLayers) -> tuple[PlacedCard, ...]:
     """A stage's layers over the fellow's own cards: every card to the same share."""
     count = stage.last_layer - stage.first_layer + 1
@@ -214,8 +222,16 @@ def spread(cards: Sequence[Card], prices: PriceBook, stage: StageLayers) -> tupl
         first = max(stage.first_layer, min(first, prices.facts.num_layers - count))
         return prices.of(place(i, first, count), cards[i].device).total
 
+    def alike(i: int, count: int) -> int:
+        return columns[i][count]
+
+    columns = [
+        prices.column(place(i, stage.first_layer + i, 0), card.device)
+        for i, card in enumerate(cards)
+    ]
     free = [max(1, card.free_bytes) for card in cards]
-    counts = lay(count, free, price).layers if ends else (count,)
+    each = alike if prices.uniform else price
+    counts = lay(count, free, each).layers if ends else (count,)
     placed = []
     for i, (first, last) in enumerate(spans(counts, stage.first_layer)):
         where = place(i, first, last - first + 1)

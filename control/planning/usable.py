@@ -6,6 +6,7 @@ fixed. Does not know the split: a card that turns out not to be needed is told b
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Literal
 
 from stage_runtime.costs import Device
@@ -58,17 +59,17 @@ class Card:
     report: CardReport
     reason: str = ""
 
-    @property
+    @cached_property
     def id(self) -> str:
         """fellow_id:index."""
         return card_id(self.fellow.fellow_id, self.report.index)
 
-    @property
+    @cached_property
     def free_bytes(self) -> int:
         """Free now; 0 when unknown."""
         return min(self.report.free_bytes or 0, self.report.total_bytes)
 
-    @property
+    @cached_property
     def device(self) -> Device:
         """What of it changes a price. CUDA cards without bfloat16 are older than Ampere."""
         old = self.report.kind == "cuda" and "bfloat16" not in self.report.number_formats

@@ -35,10 +35,14 @@ class Crossing:
     ) -> tuple[torch.dtype, tuple[int, ...]]:
         """What a tensor of this kind looks like on the link; the last dimension is a token's."""
         codec = self.outward if outward else self.inward
-        return (dtype, shape) if codec is None else (torch.uint8, (*shape[:-1], codec.row_bytes))
+        if codec is None or not is_of_tokens(shape):
+            return dtype, shape
+        return torch.uint8, (*shape[:-1], codec.row_bytes)
 
     def encode(self, tensor: Tensor) -> memoryview:
         """The bytes of a tensor that is sent."""
+        if not is_of_tokens(tensor.shape):
+            return bytes_of(tensor)
         if self.watch is not None:
             self.watch(tensor)
         if self.outward is None:
@@ -47,7 +51,7 @@ class Crossing:
 
     def decode(self, payload: memoryview, into: Tensor) -> None:
         """Fill a tensor with what was received, of exactly as many bytes as `on_wire` says."""
-        if self.inward is None:
+        if self.inward is None or not is_of_tokens(into.shape):
             fill(into, payload)
             return
         rows_NW = into.view(-1, into.shape[-1])
@@ -57,6 +61,13 @@ class Crossing:
 
 
 PLAIN = Crossing()
+
+
+def is_of_tokens(shape: Sequence[int]) -> bool:
+    """Whether a tensor holds activations or gradients; a piece of a table has one dimension and
+    crosses as it is.
+    """
+    return len(shape) > 1
 
 
 def slices(tensors: Sequence[Tensor]) -> Iterator[Tensor]:

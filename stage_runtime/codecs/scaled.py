@@ -66,9 +66,9 @@ class ScaledCodec:
             into_NW[rows] = fitted(codes_NW.float() * scale_N1, into_NW.dtype)
 
 
-def chunks(count: int) -> Iterator[slice]:
-    """Slices of CHUNK_ROWS rows."""
-    return (slice(start, start + CHUNK_ROWS) for start in range(0, count, CHUNK_ROWS))
+def chunks(count: int, size: int = CHUNK_ROWS) -> Iterator[slice]:
+    """Slices of so many rows."""
+    return (slice(start, start + size) for start in range(0, count, size))
 
 
 def scale_up(scale_N1: Tensor) -> Tensor:

@@ -15,7 +15,7 @@ GROUP: Final = 8
 """Neighbouring components that get the same bits: eight codes of b bits are exactly b bytes."""
 MOST_BITS: Final = 16
 CALIBRATION_TOKENS: Final = 16_384
-SAMPLE_ROWS: Final = 2_048
+SAMPLE_ROWS: Final = 1_024
 """Rows of the calibration that are kept whole, to fit steps and bits to them."""
 CHUNK_ROWS: Final = 512
 """Tokens that are coded at once: it bounds what a codec needs for a moment."""
@@ -43,6 +43,39 @@ class BoundarySizes:
             case _:
                 return fixed_row_bytes(self.width, self.kind.bits)
 
+    @property
+    def basis_bytes(self) -> int:
+        """Of a rotation's basis for one way, as it is sent and saved."""
+        wide = num_components(self.hidden)
+        return 4 * self.hidden + 2 * self.hidden * wide + 8 * wide + wide // GROUP
+
+    @property
+    def constant_bytes(self) -> int:
+        """What the codecs of one boundary hold on a card, both ways: the basis in float32."""
+        wide = num_components(self.hidden)
+        each = 4 * (self.hidden + self.hidden * wide + 5 * wide)
+        return 2 * each if self.kind.kind == "rotation" else 0
+
+    @property
+    def seen_bytes(self) -> int:
+        """What one way's calibration holds while batches run, in the computer's memory."""
+        return 8 * self.hidden**2 + 4 * SAMPLE_ROWS * self.hidden
+
+    @property
+    def fit_bytes(self) -> int:
+        """On top of that for a moment when the basis is made: a second matrix, or the sample in
+        its components twice more.
+        """
+        return max(8 * self.hidden**2, 8 * SAMPLE_ROWS * num_components(self.hidden))
+
+    def before_bytes(self, tokens: int, number_bytes: int) -> int:
+        """What crosses once before the first step, both ways: so many tokens as they are, and the
+        basis.
+        """
+        if self.kind.kind != "rotation":
+            return 0
+        return 2 * (tokens * number_bytes * self.hidden + self.basis_bytes)
+
     def codec_bytes(self, tokens: int, number_bytes: int) -> int:
         """What coding or decoding so many tokens needs for a moment."""
         if self.kind.kind == "none":
@@ -60,3 +93,15 @@ def fixed_row_bytes(width: int, bits: int) -> int:
 def rotation_row_bytes(hidden: int, bits: int) -> int:
     """A token's whole share, its scale included: bits / 16 of what float16 takes."""
     return hidden * bits // 8
+
+
+def num_components(hidden: int) -> int:
+    """The hidden width, filled up to whole groups."""
+    return -(-hidden // GROUP) * GROUP
+
+
+def calibration_batches(batch_size: int, seq_len: int, train_sequences: int | None) -> int:
+    """Batches that hold 16,384 tokens, or all whole ones there are."""
+    wanted = -(-CALIBRATION_TOKENS // (batch_size * seq_len))
+    there = wanted if train_sequences is None else max(1, train_sequences // batch_size)
+    return min(wanted, there)

@@ -26,13 +26,14 @@ export function inform(heading, content) {
 }
 
 /**
- * Ask before something that cannot be undone. act() does it; its error is shown in the dialog.
+ * Ask before something that matters. act() does it; its error is shown in the dialog.
+ * isSafe: nothing is lost by it, so its button does not warn.
  * Resolves to "done" when act() succeeded, else "".
  */
-export function confirm({ heading, sentences, keep, go, act }) {
+export function confirm({ heading, sentences, keep, go, act, isSafe = false }) {
   const problem = h("p", { class: "problem", role: "alert", hidden: true });
   const stay = h("button", { type: "button", autofocus: true, on: { click: shut } }, keep);
-  const proceed = h("button", { type: "button", class: "danger" }, go);
+  const proceed = h("button", { type: "button", class: isSafe ? "primary" : "danger" }, go);
   proceed.addEventListener("click", async () => {
     proceed.disabled = true;
     try {

@@ -70,6 +70,10 @@ export class Feed {
     this.#heardView(await post(`/jobs/${jobId}/cancel`));
   }
 
+  async resume(jobId) {
+    this.#heardView(await post(`/jobs/${jobId}/resume`));
+  }
+
   #follow() {
     const { pool, jobId } = this.store.state;
     this.log.begin(jobId);

@@ -84,13 +84,31 @@ export const RUN = {
   stopHeading: "Stop this run?",
   stopSentences: (job) => [
     `${job.job_id} (${job.model_id}) is at step ${job.step} of ${job.steps}.`,
-    "Its fellows are free within seconds. What it has not saved is lost, and it cannot go on from here.",
+    job.saved_step
+      ? `Its fellows are free within seconds. It can be resumed from step ${job.saved_step}; what came after is lost.`
+      : "Its fellows are free within seconds. Nothing of it is saved: it cannot go on from here.",
   ],
   stopKeep: "Keep running",
   stopGo: "Stop the run",
   stopped: (id) => `${id} was stopped.`,
+  resume: "Resume",
+  resumeHeading: "Resume this run?",
+  resumeSentences: (job) => [
+    `${job.job_id} goes on from step ${job.saved_step} of ${job.steps}, on the fellows that ran it.`,
+    job.step > job.saved_step
+      ? `Steps ${job.saved_step + 1} to ${job.step} are done again, with the same losses.`
+      : "No step is done again.",
+  ],
+  resumeKeep: "Leave it",
+  resumeGo: "Resume the run",
+  resumed: (id) => `${id} goes on.`,
+  wentOn: (resume) =>
+    `Attempt ${resume.attempt} went on from step ${resume.step}, ` +
+    `${resume.by === "hand" ? "by hand" : "by itself"}: ` +
+    `${plural(resume.lost_steps, "step was", "steps were")} lost and done again. `,
   step: "Step",
   stepOf: (steps) => `of ${steps}`,
+  savedAt: (step) => `saved at ${step}`,
   loss: "Loss",
   smoothed: (value) => `smoothed ${value}`,
   noLoss: "no loss yet",

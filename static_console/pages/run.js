@@ -18,6 +18,7 @@ export function run(store, feed) {
   part.select.addEventListener("change", () => feed.pick(part.select.value));
   part.picker = h("div", { class: "picker" }, h("label", { for: "run-select" }, RUN.pick), part.select);
   part.stop = h("button", { type: "button", class: "danger-quiet", on: { click: () => askStop(part) } }, RUN.stop);
+  part.resume = h("button", { type: "button", on: { click: () => askResume(part) } }, RUN.resume);
   part.tiles = Object.fromEntries(["step", "loss", "fellows", "duration"].map((key) => [key, new Tile(RUN[key])]));
   part.notes = notes();
   part.below = [curve(), settings(), stages()];
@@ -26,7 +27,8 @@ export function run(store, feed) {
   part.first = h("div", { class: "empty" });
   part.body = h("div", { class: "run-body" }, part.notes.element, runTiles(part), runGrid(part));
   const heading = h("h2", { id: "run-heading" }, RUN.heading, h("span", { class: "stale-mark" }, TEXT.stale));
-  const top = h("div", { class: "card-head" }, heading, part.picker, part.badge.element, h("div", { class: "spacer" }), part.stop);
+  const buttons = [h("div", { class: "spacer" }), part.resume, part.stop];
+  const top = h("div", { class: "card-head" }, heading, part.picker, part.badge.element, buttons);
   const content = [top, part.loading, part.first, part.problem.element, part.body];
   const element = h("section", { class: "card", "aria-labelledby": "run-heading" }, content);
   return { element, update: (state) => update(part, state), tick: (state, now) => drawTime(part, state, now) };
@@ -44,6 +46,7 @@ function update(part, state) {
   show(part.picker, rows.length > 0);
   show(part.badge.element, job !== null);
   show(part.stop, job !== null && !ENDED.includes(job.state));
+  show(part.resume, canGoOn(state.view));
   show(part.loading, !isKnown || (state.jobId !== null && !state.view && !state.viewProblem));
   drawFirst(part, isKnown && rows.length === 0 && state.jobId === null, state.pool);
   part.problem.update(state.viewProblem);
@@ -73,7 +76,9 @@ function drawPicker({ select }, { jobs, jobId }) {
 }
 
 function drawTiles({ tiles }, view) {
-  tiles.step.update({ value: count(view.step), sub: RUN.stepOf(count(view.steps)), share: view.step / view.steps });
+  const saved = view.saved_step ? RUN.savedAt(count(view.saved_step)) : "";
+  const sub = [RUN.stepOf(count(view.steps)), saved].filter(Boolean).join(" · ");
+  tiles.step.update({ value: count(view.step), sub, share: view.step / view.steps });
   tiles.loss.update({
     value: view.loss === null ? null : loss(view.loss),
     sub: RUN.smoothed(loss(view.smoothed_loss)),
@@ -113,12 +118,16 @@ function drawTime({ tiles }, { view, connection }, clock) {
   });
 }
 
-/** Why it waits or ended, the first error with its fellow, and the adapter when it is ready. */
+/** Whether a run that has ended has something saved to go on from. */
+const canGoOn = (view) => ["failed", "cancelled"].includes(view?.state) && Boolean(view.saved_step);
+
+/** Why it waits or ended, what it went on from, the first error with its fellow, and the adapter when it is ready. */
 function notes() {
   const reason = h("p", { class: "reason" });
   const text = h("pre", { tabindex: 0, role: "group", "aria-label": RUN.error });
   const note = h("p", { class: "muted" }, RUN.errorNote);
   const error = h("div", { class: "callout" }, h("h3", {}, RUN.error), text, note);
+  const saved = h("p", { class: "muted" });
   const adapter = h("div", { class: "adapter" });
   const update = (view) => {
     const told = plain(view.untrusted_error ?? "");
@@ -127,9 +136,12 @@ function notes() {
     show(reason, reason.textContent !== "");
     say(text, told);
     show(error, told !== "");
+    const { resume } = view.config;
+    say(saved, (resume ? RUN.wentOn(resume) : "") + plain(view.saving_paused ?? ""));
+    show(saved, saved.textContent !== "");
     drawAdapter(adapter, view);
   };
-  return { element: h("div", { class: "run-notes" }, reason, error, adapter), update };
+  return { element: h("div", { class: "run-notes" }, reason, saved, error, adapter), update };
 }
 
 function drawAdapter(adapter, view) {
@@ -150,4 +162,17 @@ async function askStop({ store, feed }) {
     act: () => feed.cancel(job.job_id),
   });
   if (done === "done") toast(RUN.stopped(job.job_id));
+}
+
+async function askResume({ store, feed }) {
+  const { view } = store.state;
+  const done = await confirm({
+    heading: RUN.resumeHeading,
+    sentences: RUN.resumeSentences(view),
+    keep: RUN.resumeKeep,
+    go: RUN.resumeGo,
+    act: () => feed.resume(view.job_id),
+    isSafe: true,
+  });
+  if (done === "done") toast(RUN.resumed(view.job_id));
 }

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import Browser, ConsoleMessage, Page, sync_playwright
+from playwright.sync_api import Browser, ConsoleMessage, Page, expect, sync_playwright
 
 from tests.browser.pool_twin import Leader, PoolTwin
 from tests.browser.sample_pool import NOW, POOL
@@ -20,7 +20,9 @@ FLAGS = [
     "--disable-component-update",
     "--disable-sync",
 ]
-WAIT_MS = 8000
+WAIT_MS = 15_000
+# How long a page may take on a busy machine; what holds is seen at once.
+expect.set_options(timeout=WAIT_MS)
 # A refused or broken connection is what some tests are about; the browser notes each.
 NETWORK = re.compile(r"Failed to load resource|ERR_CONNECTION|ERR_INCOMPLETE|ERR_NETWORK")
 Open = Callable[..., Page]

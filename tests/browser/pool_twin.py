@@ -24,6 +24,7 @@ from transport.api.jobs import (
     JobsRecorded,
     JobView,
     LogRow,
+    Resumed,
     StepRow,
 )
 from transport.api.operation import Answer
@@ -47,6 +48,7 @@ class PoolTwin:
     scope: Any = "train"
     is_signed_in: bool = True
     cancelled: list[str] = field(default_factory=list)
+    resumed: list[str] = field(default_factory=list)
     failing: set[str] = field(default_factory=set)
     """Operations that answer with an internal error."""
     watchers: list[asyncio.Queue[Changed]] = field(default_factory=list)
@@ -135,6 +137,18 @@ class PoolTwin:
         end = min(len(lines), start + ask.limit)
         omitted = start if ask.cursor is None else len(lines) - end
         return JobsLogged(summary="", lines=lines[start:end], omitted=omitted, cursor=str(end))
+
+    def jobs_resume(self, ask: Any) -> Answer:
+        job = self.jobs[ask.job_id]
+        self.resumed.append(ask.job_id)
+        step = job.saved_step or 0
+        lost = job.step - step
+        resume = Resumed(attempt=2, step=step, lost_steps=lost, at=NOW, by="hand", why="")
+        config = job.config.model_copy(update={"resume": resume})
+        change = {"state": "recovering", "reason": "", "attempt": 2, "config": config}
+        self.jobs[ask.job_id] = job.model_copy(update=change)
+        self.ring("jobs")
+        return self.jobs[ask.job_id]
 
     def jobs_cancel(self, ask: Any) -> Answer:
         if self.scope == "read":

@@ -4,8 +4,8 @@ import math
 from typing import Any
 
 from transport.api.fellows import FellowRow
-from transport.api.job_config import DataConfig, JobConfig, ModelConfig, TrainConfig
-from transport.api.jobs import Evaluation, JobView, LogRow, ShownStage, StepRow
+from transport.api.job_config import DataConfig, ModelConfig, TrainConfig
+from transport.api.jobs import Evaluation, JobView, LogRow, ShownConfig, ShownStage, StepRow
 from transport.api.plans import Chosen
 from transport.api.pools import ActiveJob, ClusterView
 
@@ -15,7 +15,7 @@ GB = 1_000_000_000
 HOSTS = ("atlas", "borealis", "cedar")
 FELLOWS = ("f-aaaaaaaa", "f-bbbbbbbb", "f-cccccccc")
 JOB = "j-8fq2m4xc"
-CONFIG = JobConfig(
+CONFIG = ShownConfig(
     model=ModelConfig(id="local:SmolLM2-135M"),
     data=DataConfig(bucket="kjv"),
     train=TrainConfig(steps=40),

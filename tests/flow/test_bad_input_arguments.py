@@ -203,7 +203,10 @@ async def test_a_wrong_type_is_refused_by_its_place_on_every_face(
         (["jobs", "list", "--state", "asleep"], "'asleep' is not one of 'pending', 'starting'"),
         (["jobs", "records", "j-zzzzzzzz", "--from-step", "1.5"], "/from_step: input should be"),
         (["jobs", "wait", "j-zzzzzzzz", "--timeout-s", "nan"], "number"),
-        (["fellows", "list", "--pool", "NOT A POOL"], "/pool: string should match pattern"),
+        (
+            ["fellows", "list", "--pool", "NOT A POOL"],
+            "/pool: should be a pool's name as owner/pool",
+        ),
         (["tokens", "create", "x", "--expires-days", "inf"], "/expires_days: input should be"),
         (["jobs", "lisst"], "lisst"),
         (["jbos"], "jbos"),

@@ -106,7 +106,7 @@ async def test_pins_that_this_pool_cannot_meet_are_answered_with_the_reason(
 
 async def test_cards_that_do_not_exist_are_refused_with_those_that_do(world: World) -> None:
     ask = {"pool": POOL, "config": JOB | {"exclude_cards": ["none"]}}
-    said = "/config/exclude_cards/0: string should match pattern"
+    said = "/config/exclude_cards/0: should be a card as fellow_id:index"
     await world.refused("jobs_plan", ask, "invalid-input", said)
     ask = {"pool": POOL, "config": JOB | {"exclude_cards": ["f-zzzzzzzz:0"]}}
     words = ("f-zzzzzzzz:0, which is not a card of this pool", f"{world.fellows['only']}:0")

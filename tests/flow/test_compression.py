@@ -12,6 +12,7 @@ from tests.oracle.stages import Workers
 SPREAD = [
     CodedPoint("fixed_int8", "llama", 3, 4),
     CodedPoint("fixed_int4", "gpt2", 2, 2, schedule="gpipe", recompute=True),
+    CodedPoint("rotation", "qwen3", 3, 4, recompute=True),
 ]
 
 
@@ -22,4 +23,4 @@ def test_a_run_with_codes_has_the_losses_of_one_process_and_the_bytes_of_the_pla
     found = measure(workers, ground, point)
     assert found.own == 0.0  # to the last bit
     assert found.plain <= point.tolerance
-    assert found.counted == found.planned
+    assert found.as_planned, found

@@ -11,10 +11,11 @@ import pytest
 from safetensors import safe_open
 from safetensors.torch import load_file
 
+from control.snapshots.check import check_saved
 from tests.oracle.grid import Ground, Point
 from tests.oracle.leader_twin import LeaderTwin
 from tests.oracle.stages import Case, Run, Workers, even_cuts, run_to_end
-from transport.orders import ResumeFrom, SavedStage
+from transport.orders import CompressionSettings, ResumeFrom, SavedStage
 from transport.reports import LogLine, StepDone
 
 URL = "/fellow/v1/jobs/j-abcdefgh/attempts/{attempt}/snapshots/{step}/stages/{stage}"
@@ -139,3 +140,30 @@ def test_a_file_of_another_step_is_refused_before_the_first_step(
     (failure,) = run.failures()
     assert failure.code == "invalid-input"
     assert "another job or step" in failure.message
+
+
+def test_a_run_with_a_rotation_goes_on_bit_for_bit_and_calibrates_a_new_boundary_when_split_again(
+    workers: Workers, case: Case, leader: LeaderTwin, tmp_path: Path
+) -> None:
+    rotation = CompressionSettings(kind="rotation", bits=4)
+    case = replace(case, settings=case.settings.model_copy(update={"compression": rotation}))
+    cuts = even_cuts(case.num_layers, 2)
+    whole = run_to_end(workers, case, 2)
+    path = tmp_path / "saved.safetensors"
+    path.write_bytes(saved(leader, 1, 3, 1))
+    check_saved(path, case.orders(cuts)[1], 3)
+
+    rest = run_to_end(workers, going_on(case, leader, cuts), 2)
+    assert losses(rest).items() <= losses(whole).items()
+    assert trained(rest) == trained(whole)
+    assert not calibrations(rest)
+
+    split_again = run_to_end(workers, going_on(case, leader, cuts), 3)
+    assert len(calibrations(split_again)) == 3
+    for step, loss in losses(split_again).items():
+        assert loss == pytest.approx(losses(whole)[step], abs=0.05)
+
+
+def calibrations(run: Run) -> list[str]:
+    lines = [one.text for worker in run.workers for one in worker.of(LogLine)]
+    return [line for line in lines if "calibrated the codes" in line]

@@ -3,7 +3,7 @@ before each boundary, in one process.
 
 `train` is plain transformers and peft, micro-batch by micro-batch: the last bits of a value depend
 on how it was computed, and for one that lies on the edge between two codes they decide a whole
-step of the scale. So it agrees to a few of those, not to rounding. `own_losses` computes with the
+step of the scale. So it agrees to a few of those, not to rounding. `own_run` computes with the
 stage's own blocks and loss, one stage holding all layers: it must agree to the last bit.
 """
 
@@ -16,12 +16,16 @@ import torch
 from torch import Tensor
 
 from stage_runtime.batches import Sequences, indices_of_step
+from stage_runtime.boundaries import num_calibration_batches
 from stage_runtime.checkpoint import open_checkpoint
-from stage_runtime.codecs.scaled import Codec
+from stage_runtime.codecs.basis import Seen, fit
+from stage_runtime.codecs.rotation import RotationCodec
+from stage_runtime.codecs.scaled import Codec, ScaledCodec
+from stage_runtime.codecs.sizes import rotation_row_bytes
 from stage_runtime.optim import learning_rate
 from stage_runtime.process_group import make_group
-from stage_runtime.step import run_step
-from stage_runtime.train import _assemble, _batch, boundary_of, load
+from stage_runtime.step import RunningStage, run_step
+from stage_runtime.train import LoadedRun, _assemble, _batch, _calibrate, boundary_of, load
 from tests.oracle.one_process import Reference, losses_of, plain_model
 from tests.oracle.stages import Case
 from transport.direct import PipelineLinks
@@ -56,11 +60,26 @@ class _Crossing(torch.autograd.Function):
         return through(ctx.ways.backward, grads[0]), None
 
 
-def put_boundaries(layers: Any, boundaries: Mapping[int, Ways]) -> list[Any]:
+class _Watching(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, hidden: Tensor, seen: tuple[Seen, Seen]) -> Tensor:
+        ctx.seen = seen
+        seen[0].add(hidden)
+        return hidden.view_as(hidden)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Any:
+        ctx.seen[1].add(grads[0])
+        return grads[0], None
+
+
+def put_boundaries(
+    layers: Any, boundaries: Mapping[int, Any], function: Any = _Crossing
+) -> list[Any]:
     """Let the input of each named layer cross; returns the hooks' handles."""
 
-    def hook(ways: Ways) -> Callable[..., Any]:
-        return lambda _module, _given, out: _Crossing.apply(out, ways)  # type: ignore[no-untyped-call]
+    def hook(ways: Any) -> Callable[..., Any]:
+        return lambda _module, _given, out: function.apply(out, ways)
 
     return [
         layers[layer - 1].register_forward_hook(hook(ways)) for layer, ways in boundaries.items()
@@ -124,10 +143,18 @@ def held_out(
     return total / max(1, count), right / max(1, count)
 
 
-def own_losses(
-    case: Case, folder: Path, token_file: Path, boundaries: Mapping[int, Ways]
-) -> list[float]:
-    """Losses of the same steps by one stage of ours that holds all layers."""
+@dataclass(frozen=True)
+class Own:
+    """What one stage of ours saw, and the codecs that it had."""
+
+    losses: list[float]
+    boundaries: Mapping[int, Ways]
+
+
+def own_run(case: Case, folder: Path, token_file: Path, cuts: list[tuple[int, int]]) -> Own:
+    """The same steps by one stage of ours that holds all layers; a rotation is calibrated here
+    too, on what passes the same layers.
+    """
     torch.set_num_threads(1)
     (order,) = case.orders([(0, case.num_layers - 1)])
     run = load(order, open_checkpoint(folder), token_file, lambda *_, **__: None, 0)
@@ -135,8 +162,27 @@ def own_losses(
     group = make_group(order, links, [boundary_of(run)])
     try:
         stage = _assemble(run, group)
+        boundaries = _codecs(run, stage, [first for first, _ in cuts[1:]])
         put_boundaries(run.stage.blocks, boundaries)
         steps = range(1, order.settings.steps + 1)
-        return [run_step(stage, step, _batch(run, step)).loss for step in steps]
+        return Own([run_step(stage, step, _batch(run, step)).loss for step in steps], boundaries)
     finally:
         group.close()
+
+
+def _codecs(run: LoadedRun, stage: RunningStage, layers: list[int]) -> dict[int, Ways]:
+    asked, hidden = run.order.settings.compression, run.stage.facts.hidden
+    if asked.kind != "rotation":
+        codec = ScaledCodec(hidden, asked.bits)  # type: ignore[arg-type]
+        return {layer: Ways(codec, codec) for layer in layers}
+    seen = {layer: (Seen(hidden, is_centred=True), Seen(hidden, is_centred=False))
+            for layer in layers}  # fmt: skip
+    hooks = put_boundaries(run.stage.blocks, seen, _Watching)
+    _calibrate(run, stage, num_calibration_batches(run.order))
+    for hook in hooks:
+        hook.remove()
+    row_bytes, device = rotation_row_bytes(hidden, asked.bits), torch.device("cpu")
+    return {
+        layer: Ways(*(RotationCodec(fit(way, asked.bits), row_bytes, device) for way in ways))
+        for layer, ways in seen.items()
+    }

@@ -11,17 +11,27 @@ import math
 import random
 import statistics
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import combinations, permutations
+from itertools import combinations, pairwise, permutations
 from typing import Any
 
 from control.planning import auto
 from control.planning.course import Course
-from control.planning.orders import Tries, best_subset
+from control.planning.disk import DISK_SPARE
+from control.planning.orders import Tries
 from control.planning.pace import Links, Uplink
 from control.planning.search import Ask, course_of
-from control.planning.split import FellowCards, Pins, PlacedCard, StageLayers, fellows_of, spread
+from control.planning.split import (
+    FellowCards,
+    Pins,
+    PlacedCard,
+    StageLayers,
+    fellows_of,
+    split_at,
+    spread,
+)
+from control.planning.subsets import best_subset
 from control.planning.usable import Card, FellowNow
 from stage_runtime.model_facts import ModelFacts
 from tests.unit.control.planning.pools import GB, a_card, a_fellow, a_job, a_model
@@ -165,7 +175,7 @@ class BruteForce:
         ]
         parts = course.pace.parts
         steps = (
-            sum(costs) + net.fill_s + (parts - 1) * max(*costs, net.floor_s)
+            sum(costs) + net.once_s + (parts - 1) * max(*costs, net.floor_s)
             for costs in _compositions(tables, self.facts.num_layers)
         )
         return min(steps, default=math.inf)
@@ -189,6 +199,59 @@ def _may(placed: Sequence[PlacedCard], held: dict[str, int]) -> bool:
         if one.price.total > free - kept:
             return False
     return True
+
+
+def placed_by_place(case: Case, order: Sequence[FellowCards]) -> float:
+    """The shortest step of a fixed order where layers differ or disks are small: every way to cut
+    the model is laid where it lies, and asked whether cards and disks hold it.
+    """
+    stages, num_layers = len(order), case.ask.model.facts.num_layers
+    course = case.course(stages)
+    assert course.pace is not None
+    base = course.by_memory(order)
+    if not base.fits:
+        return math.inf
+    held = {one.card.id: one.place.num_layers for one in base.cards}
+    best = math.inf
+    for cuts in combinations(range(1, num_layers), stages - 1):
+        counts = [b - a for a, b in pairwise((0, *cuts, num_layers))]
+        made = split_at(order, course.book, counts)
+        if counts != base.counts and not _may(made.cards, held):
+            continue
+        if not any(case.ask.disk.lack(stage) for stage in made.stages):
+            best = min(best, course.pace.step_s(made))
+    return best
+
+
+def an_odd_case(seed: int, layers: int = 12) -> Case:
+    """A pool on which windows make layers differ, or files of several layers meet small disks."""
+    dice = random.Random(seed)
+    case = a_case(2 * seed, 4, layers)
+    facts = case.ask.model.facts
+    model = case.ask.model
+    if seed % 2:
+        kinds = tuple(
+            "full_attention" if i % 3 == 2 else "sliding_attention" for i in range(layers)
+        )
+        model = replace(model, facts=replace(facts, layer_types=kinds, window=32))
+    each = dice.choice([1, 2, 3, 5])
+    files: dict[str, dict[str, int]] = {
+        "tables": {"model.embed_tokens.weight": 2 * facts.head_params}
+    }
+    for i, params in enumerate(facts.layer_params):
+        files.setdefault(f"part-{i // each}", {})[f"model.layers.{i}.mlp.weight"] = 2 * params
+    model = replace(model, files=files if seed % 3 else None)
+    whole = 2 * facts.total_params
+    pool = []
+    for one in case.fellows:
+        fellow = one.cards[0].fellow
+        assert fellow.heartbeat is not None
+        free = int(DISK_SPARE + whole * dice.uniform(0.4, 1.2))
+        machine = fellow.heartbeat.machine.model_copy(update={"disk_free_bytes": free})
+        beat = fellow.heartbeat.model_copy(update={"machine": machine})
+        pool.append(replace(fellow, heartbeat=beat))
+    cards = [Card(one, card) for one in pool if one.heartbeat for card in one.heartbeat.cards]
+    return Case(replace(case.ask, model=model), fellows_of(cards), case.batch)
 
 
 def _compositions(tables: Sequence[dict[int, float]], layers: int) -> Iterator[list[float]]:

@@ -24,7 +24,7 @@ from tests.simulation.virtual_time import InlineConnection, passed, run_virtual
 from tests.simulation.world import World, template
 from transport.errors import SwarmError
 
-STEPS = 30
+STEPS, EVERY = 30, 4
 FAULTS_WITHIN_S = 45.0
 CALM_S = 600.0
 """How long everything is up at the end before it must have come to rest."""
@@ -80,7 +80,11 @@ async def _schedule(start: Path, folder: Path, fellows: list[str], seed: str) ->
 async def _submit(world: World) -> None:
     """An owner who tries until the leader has the job; the same request is the same job."""
     # Three of the four machines: one stands by.
-    config = {**job_config(steps=STEPS), "min_workers": 3, "max_workers": 3}
+    config = {
+        **job_config(steps=STEPS, snapshot_every_steps=EVERY),
+        "min_workers": 3,
+        "max_workers": 3,
+    }
     while True:
         try:
             job = await world.ask(

@@ -7,8 +7,10 @@ import struct
 from typing import TYPE_CHECKING, Any, Literal
 
 from agents.fellow.reconcile import Key
+from tests.saved_files import tensor_of
 from tests.simulation.network import Away
-from tests.simulation.pipeline import NeighbourLost, loss_of, model_after, trained
+from tests.simulation.pipeline import NeighbourLost, loss_of, trained
+from tests.simulation.saving import Saving, go_on
 from tests.simulation.virtual_time import passed
 from transport.errors import SwarmError
 from transport.orders import StageOrder
@@ -34,6 +36,7 @@ class Stage:
         self.phase: Phase = "loading"
         self.has_links = False
         self._linked = asyncio.Event()
+        self._saving = Saving(machine, order)
         self._pipeline = world.pipeline(order)
         self._task = asyncio.create_task(self._run())
 
@@ -45,6 +48,7 @@ class Stage:
     def kill(self) -> None:
         """End without a word."""
         self._task.cancel()
+        self._saving.stop()
         self._pipeline.leave(self.order.stage)
 
     def stop(self, reason: str) -> None:
@@ -75,6 +79,7 @@ class Stage:
         self._tell(StageBound, public_key=f"{order.stage}" * 40, endpoints=endpoints)
         await self._linked.wait()
         await passed(LOAD_S)
+        first, state = await go_on(self.machine, order)
         self._tell(
             StageLoaded,
             weight_bytes=1000,
@@ -86,9 +91,9 @@ class Stage:
         self.phase = "ready"
         await self._pipeline.meet(order.stage, 0)
         self.phase = "training"
-        state = model_after(order.settings.seed, 0)
-        for step in range(1, order.settings.steps + 1):
+        for step in range(first + 1, order.settings.steps + 1):
             state = await self._step(state, step)
+            self._saving.after(step, state)
         await self._finish(state)
 
     async def _step(self, state: bytes, step: int) -> bytes:
@@ -152,9 +157,3 @@ def adapter_bytes(state: bytes, order: StageOrder) -> bytes:
         header[name] = {"dtype": "F32", "shape": [2, 2], "data_offsets": offsets}
     raw = json.dumps(header).encode()
     return struct.pack("<Q", len(raw)) + raw + b"".join(tensor_of(state, name) for name in names)
-
-
-def tensor_of(state: bytes, name: str) -> bytes:
-    """Four float32 values of a tensor, finite, by the state and its name."""
-    digest = hashlib.sha256(state + name.encode()).digest()
-    return struct.pack("<4f", *(byte / 256 for byte in digest[:4]))

@@ -5,7 +5,8 @@ accepted only grows    what a machine was told is stored, and what an agent was 
                        is there in every later life of the leader
 no order lost          with everything up again, each machine runs what the leader wants
 sent = acknowledged + refused
-saved step monotone    a job's saved step never falls
+saved step monotone    a job's saved step never falls; what is read back is what was saved
+quota exact            an owner is charged what lies on the disk, byte for byte
 exact                  a completed job has every step of every stage once, with the loss of an
                        undisturbed run, and its adapter
 """
@@ -14,8 +15,10 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from agents.fellow.reconcile import Key
-from control.store import fellows, jobs, records, stages
+from control.store import fellows, jobs, records, stages, storage
 from control.store.database import Tx
+from tests.leader_twins import POOL
+from tests.saved_files import tensor_of, tensors_in
 from tests.simulation.pipeline import loss_of, model_after
 from transport.orders import StageOrder
 
@@ -37,6 +40,7 @@ class Watch:
     counts: dict[str, int] = field(default_factory=dict)
     _acknowledged: dict[str, int] = field(default_factory=dict)
     _accepted: dict[str, int] = field(default_factory=dict)
+    _saved: dict[str, int] = field(default_factory=dict)
     _stepped: dict[Key, int] = field(default_factory=dict)
 
     def note(self, what: str, **values: Any) -> None:
@@ -103,8 +107,27 @@ class Watch:
                 have = stored and stored.reports_committed
                 raise self.broken(f"{fellow_id} was told {number}, stored is {have}")
         for job_id in self._accepted:
-            if jobs.find(tx, job_id) is None:
+            job = jobs.find(tx, job_id)
+            if job is None:
                 raise self.broken(f"the accepted job {job_id} is not there")
+            self._check_saved(job)
+
+    def _check_saved(self, job: jobs.Job) -> None:
+        step, before = job.saved_step or 0, self._saved.get(job.job_id, 0)
+        if step < before:
+            raise self.broken(f"the saved step of {job.job_id} fell from {before} to {step}")
+        if step != before:
+            self._saved[job.job_id] = step
+            self.note("saved", job=job.job_id, step=step)
+
+    def _check_storage(self, tx: Tx) -> None:
+        """What an owner is charged is what lies on the disk."""
+        data = self.world.settings.data
+        files = [*data.glob("jobs/*/snapshots/**/*.safetensors"), *data.glob("buckets/*")]
+        lies = sum(file.stat().st_size for file in files)
+        charged = storage.used_bytes(tx, storage.owner_of(POOL))
+        if lies != charged:
+            raise self.broken(f"{charged} bytes are charged, {lies} lie on the disk")
 
     def _check_orders(self) -> None:
         attempts: dict[str, set[int]] = {}
@@ -129,6 +152,7 @@ class Watch:
         await self.check()
         self._check_machines()
         await self.world.leader.office.database.read(self._check_jobs)
+        await self.world.leader.office.database.read(self._check_storage)
 
     def _check_machines(self) -> None:
         registry = self.world.leader.office.registry
@@ -168,3 +192,10 @@ class Watch:
                 raise self.broken(
                     f"stage {stage.stage} of {job_id} has other losses than it should"
                 )
+        self._check_adapter(job_id, model_after(seed, job.steps))
+
+    def _check_adapter(self, job_id: str, state: bytes) -> None:
+        folder = self.world.settings.data / "jobs" / job_id / "adapter"
+        tensors = tensors_in((folder / "adapter_model.safetensors").read_bytes())
+        if not tensors or any(tensor_of(state, name) != data for name, data in tensors.items()):
+            raise self.broken(f"the adapter of {job_id} is not an undisturbed run's")

@@ -18,13 +18,16 @@ from control.jobs.results import StageKey
 from control.leader import Leader
 from control.operations.call import Call
 from control.settings import Settings
-from control.store.files import StoredFile
+from control.snapshots.keeper import SnapshotKey
+from mcp_server.desk import Desk
+from mcp_server.office import Promise
 from tests.leader_twins import (
     ADMIN,
     GB,
     POOL,
     Pool,
     job_config,
+    one_chunk,
     open_pool,
     seeded_bytes,
     write_model,
@@ -38,6 +41,7 @@ from tests.simulation.watch import Watch
 from transport.api.catalog import OPERATIONS
 from transport.api.operation import Answer
 from transport.cards import Heartbeat
+from transport.errors import SwarmError
 from transport.orders import DesiredState, StageOrder
 from transport.reports import ReportBatch, ReportsTaken
 
@@ -102,15 +106,24 @@ class Door:
 
     async def adapter(self, machine: Machine, key: Key, data: bytes) -> None:
         """PUT …/adapter."""
-        await self._through(lambda: self._adapter(machine.fellow_id, key, data))
+        whose = StageKey(machine.fellow_id, key.job_id, key.attempt, key.stage)
+        digest = hashlib.sha256(data).hexdigest()
+        await self._through(lambda: self._desk.take_adapter(whose, one_chunk(data), digest))
 
-    async def _adapter(self, fellow_id: str, key: Key, data: bytes) -> None:
-        whose = StageKey(fellow_id, key.job_id, key.attempt, key.stage)
-        await self.leader.admit_adapter(whose)
-        path = self.leader.incoming / f"{fellow_id}-{key.stage}.upload"
-        path.write_bytes(data)
-        file = StoredFile(path, len(data), hashlib.sha256(data).hexdigest())
-        await self.leader.take_adapter(whose, file)
+    async def snapshot(self, key: SnapshotKey, data: bytes, promise: Promise) -> None:
+        """PUT …/snapshots/…."""
+        await self._through(lambda: self._desk.take_snapshot(key, one_chunk(data), promise))
+
+    async def saved_file(self, key: SnapshotKey) -> bytes:
+        """GET …/snapshots/…."""
+        file = await self._through(lambda: self._desk.snapshot_for(key.fellow_id, key))
+        if file is None:
+            raise SwarmError("not-found", f"there is no saved state {key}")
+        return file.path.read_bytes()
+
+    @property
+    def _desk(self) -> Desk:
+        return Desk(self.leader)
 
 
 class World:

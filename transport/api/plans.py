@@ -94,6 +94,8 @@ class Boundary(Model):
     """Each way, without frame headers (72 bytes a micro-batch); what the links count."""
     share: float
     """Of the bytes without compression."""
+    before_bytes: int = 0
+    """Once before the first step, both ways: what the codes are calibrated on and with."""
 
 
 class Layout(Model):

@@ -2,7 +2,7 @@
 
 import pytest
 
-from transport.units import human_bytes, human_seconds
+from transport.units import human_bytes, human_count, human_seconds
 
 
 @pytest.mark.parametrize(
@@ -19,6 +19,22 @@ from transport.units import human_bytes, human_seconds
 )
 def test_bytes_are_powers_of_ten_and_unknown_is_a_dash(count: int | None, text: str) -> None:
     assert human_bytes(count) == text
+
+
+@pytest.mark.parametrize(
+    ("count", "text"),
+    [
+        (None, "–"),
+        (0, "0"),
+        (840, "840"),
+        (38_656, "38.7 k"),
+        (134_515_008, "135 M"),
+        (999_900_000, "1 B"),
+        (70_553_706_496, "70.6 B"),
+    ],
+)
+def test_parameters_are_three_digits_and_unknown_is_a_dash(count: int | None, text: str) -> None:
+    assert human_count(count) == text
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,8 @@ def _asked(num_stages: int = 2, sequences: int | None = None, **job: Any) -> aut
 
 
 def _first(asked: auto.Asked) -> TrainSettings:
-    return next(auto.trials(asked, auto.Saving(bool(asked.config.train.recompute), "none")))
+    saving = auto.Saving(bool(asked.config.train.recompute), "none")
+    return auto.settings(asked, auto.batches(asked)[0], saving)
 
 
 def _cards(*cards: Any) -> list[Card]:
@@ -66,10 +67,8 @@ def test_micro_batches_are_the_largest_divisor_up_to_twice_the_stages(
 
 
 def test_batches_are_tried_from_32_down_and_a_set_one_is_the_only_one() -> None:
-    tried = [one.batch_size for one in auto.trials(_asked(), auto.Saving(False, "none"))]
-    assert tried == [32, 16, 8, 4, 2, 1]
-    fixed = auto.trials(_asked(train__batch_size=6), auto.Saving(True, "none"))
-    assert [(one.recompute, one.batch_size) for one in fixed] == [(True, 6)]
+    assert auto.batches(_asked()) == [32, 16, 8, 4, 2, 1]
+    assert auto.batches(_asked(train__batch_size=6)) == [6]
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from tests.unit.control.planning.papers import NEMOTRON, a_model_job, machine, o
 from tests.unit.control.planning.pools import a_fellow, a_job, a_model
 from transport.errors import SwarmError
 
-ABLE = ["stage", "lora", "full", "fixed_int8", "fixed_int4"]
+ABLE = ["stage", "lora", "full", "fixed_int8", "fixed_int4", "rotation"]
 
 
 def _plan(kind: str, fellows: int = 2, dtype: str = "bfloat16", **job: Any) -> Plan:
@@ -30,6 +30,8 @@ def _plan(kind: str, fellows: int = 2, dtype: str = "bfloat16", **job: Any) -> P
         ("none", "bfloat16", 1152),
         ("fixed_int8", "bfloat16", 578),
         ("fixed_int4", "float32", 290),
+        ("rotation", "bfloat16", 288),
+        ("rotation", "float32", 288),
     ],
 )
 def test_a_plan_says_what_crosses_each_boundary(kind: str, dtype: str, token_bytes: int) -> None:
@@ -37,6 +39,22 @@ def test_a_plan_says_what_crosses_each_boundary(kind: str, dtype: str, token_byt
     assert boundary is not None
     assert (boundary.kind, boundary.token_bytes) == (kind, token_bytes)
     assert boundary.step_bytes == 4 * 64 * token_bytes
+
+
+def test_a_rotation_takes_a_quarter_or_the_bits_that_were_asked_for_and_says_so() -> None:
+    view = _plan("rotation").view
+    assert view.settings is not None
+    assert view.settings.compression.bits == 4
+    told = {one.setting: one.reason for one in view.chosen}
+    assert told["compression.bits"] == "a quarter of float16's bytes"
+    boundary = view.layout.boundary
+    assert boundary is not None
+    assert boundary.share == 0.25
+    # 16,384 tokens each way as they are, and two bases of 576 x 576 numbers of 16 bits
+    assert 2 * 16_384 * 1152 < boundary.before_bytes < 2 * (16_384 * 1152 + 700_000)
+    eighth = _plan("rotation", compression={"bits": 2}).view.layout.boundary
+    assert eighth is not None
+    assert (eighth.token_bytes, eighth.share) == (144, 0.125)
 
 
 def test_one_stage_compresses_nothing_and_says_why() -> None:
@@ -65,6 +83,7 @@ def test_a_fellow_that_cannot_code_is_left_out_and_named() -> None:
     [
         ({"compression": {"kind": "fixed_int8", "bits": 4}}, "is 8 by its name"),
         ({"compression": {"kind": "none", "bits": 4}}, "cannot be chosen"),
+        ({"compression": {"kind": "rotation", "bits": 9}}, "2 to 8 bits"),
         ({"compression": {"kind": "fixed_int4", "bottleneck_dim": 64}}, "has no meaning"),
         ({"compression": {"kind": "fixed_int4"}, "train__backend": "gloo"}, "backend swarm"),
     ],

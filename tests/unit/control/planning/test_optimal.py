@@ -6,8 +6,15 @@ import random
 
 import pytest
 
-from control.planning.exact import best_counts, best_cuts
-from tests.oracle.planner_brute_force import Compared, a_case, compare, report
+from control.planning.exact import Cuts, best_counts, best_cuts
+from tests.oracle.planner_brute_force import (
+    Compared,
+    a_case,
+    an_odd_case,
+    compare,
+    placed_by_place,
+    report,
+)
 
 POOLS, PARTS = 500, 10
 
@@ -37,6 +44,18 @@ def test_memory_binds_in_many_pools_and_the_gain_over_all_by_memory_is_told() ->
     print(told)
     assert told["caps_bind_in"] >= POOLS / 4
     assert told["median_gain_over_all_by_memory"] >= 1.3
+
+
+@pytest.mark.parametrize("part", range(4))
+def test_the_split_is_the_best_where_layers_differ_and_disks_are_small(part: int) -> None:
+    found = 0
+    for seed in range(part, 80, 4):
+        case = an_odd_case(seed)
+        order = tuple(case.fellows)
+        tried, best = case.course(len(order)).tried(order), placed_by_place(case, order)
+        assert (tried.seconds if tried else math.inf) == pytest.approx(best, rel=1e-9), seed
+        found += tried is not None
+    assert found >= 5
 
 
 def _uneven(dice: random.Random, layers: int) -> list[float]:
@@ -74,5 +93,6 @@ def test_uneven_stages_and_cuts_are_exact_too(seed: int) -> None:
     found = best_counts(costs, layers, parts, floor_s)
     assert (found.seconds if found else math.inf) == pytest.approx(least)
     rising = [[math.inf, *sorted(one[1:])] for one in costs]
-    cut = best_cuts(lambda s, _, n: rising[s][n], stages, layers, parts, floor_s)
+    cuts = Cuts(lambda *_: True, lambda s, _, n: rising[s][n], [layers] * stages, layers)
+    cut = best_cuts(cuts, parts, floor_s)
     assert (cut.seconds if cut else math.inf) == pytest.approx(_all(rising, layers, parts, floor_s))

@@ -216,7 +216,9 @@ def test_no_more_fellows_than_asked_for_and_those_with_the_most_room(
 
 
 def test_a_full_fine_tune_of_a_tied_model_takes_several_fellows_and_one_set_of_moments() -> None:
-    job = a_job(method="full", train__batch_size=2, model__dtype="float32")
+    job = a_job(
+        method="full", train__batch_size=2, model__dtype="float32", train__snapshot_every_steps=0
+    )
     plan = place(a_model(), job, a_pool(2.0, 2.0, 2.0))
     assert plan.fits
     assert len(plan.stages) == 3
