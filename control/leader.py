@@ -33,7 +33,7 @@ from control.records.events import Events
 from control.records.job_files import JobFiles
 from control.settings import Settings
 from control.snapshots.keeper import SnapshotKey, Snapshots, SnapshotTerms
-from control.store import fellows, plans, requests
+from control.store import fellows, link_figures, plans, requests
 from control.store.buckets import StoredModel
 from control.store.database import Database
 from control.store.files import StoredFile, only_leader
@@ -211,6 +211,7 @@ class Leader:
         stored, speeds = await self.office.database.read(
             lambda tx: (fellows.every(tx), fellows.speeds(tx))
         )
+        self.office.registry.take_link_figures(await self.office.database.read(link_figures.every))
         for fellow in stored:
             self.office.registry.add(fellow)
         for (fellow_id, card_index), figures in speeds.items():

@@ -32,6 +32,7 @@ M = TypeVar("M", bound=BaseModel)
 
 HOLD_S = 25.0
 MAX_MESSAGE = 2 * 1024 * 1024
+MAX_MEASURED = 8 * 1024 * 1024
 SNAPSHOT = "/jobs/{job_id}/attempts/{attempt}/snapshots/{step}/stages/{stage}"
 
 
@@ -70,6 +71,8 @@ class FellowApi:
             ("/beat", "POST", self.beat),
             ("/orders", "GET", self.orders),
             ("/reports", "POST", self.reports),
+            ("/measure", "GET", self.send_bytes),
+            ("/measure", "POST", self.take_bytes),
             ("/jobs/{job_id}/attempts/{attempt}/stages/{stage}/adapter", "PUT", self.adapter),
             (SNAPSHOT, "PUT", self.take_snapshot),
             (SNAPSHOT, "GET", self.give_snapshot),
@@ -119,6 +122,25 @@ class FellowApi:
         batch = await _message(request, ReportBatch)
         _is_own(fellow_id, batch.fellow_id)
         return _json(await self.office.take_reports(fellow_id, batch))
+
+    async def send_bytes(self, request: Request) -> Response:
+        """So many bytes, for a fellow that measures its line."""
+        await self.reception.fellow(request)
+        told = request.query_params.get("bytes", "")
+        if not re.fullmatch(r"[0-9]{1,8}", told) or int(told) > MAX_MEASURED:
+            raise SwarmError(
+                "invalid-input",
+                f"/bytes: is a whole number up to {MAX_MEASURED}",
+                hint="measure with less",
+            )
+        return Response(bytes(int(told)), media_type="application/octet-stream", headers=FRESH)
+
+    async def take_bytes(self, request: Request) -> Response:
+        """The same the other way: read and forgotten."""
+        await self.reception.fellow(request)
+        async for _ in limited(request.stream(), MAX_MEASURED):
+            pass
+        return Response(status_code=204, headers=FRESH)
 
     async def adapter(self, request: Request) -> Response:
         """A stage's trained tensors: streamed to disk, compared with the promised digest."""

@@ -20,8 +20,8 @@ from transport.errors import SwarmError
 from transport.frames import Direction, Frame, Header, Kind
 from transport.link import Link, LinkName, poller_of
 from transport.orders import Links
+from transport.probe_words import End, Figures, Start
 from transport.reach import Reached
-from transport.schema import Model
 
 ROUND_TRIPS: Final = 21
 SEND_S: Final = 1.0
@@ -29,28 +29,6 @@ FRAME_BYTES: Final = 64 * 1024
 MOST_BYTES: Final = 256_000_000
 LIMIT_S: Final = 25.0
 """From the neighbour's name to the figures."""
-
-
-class Start(Model):
-    """What an end is told first."""
-
-    name: str
-    """Of this test; the same at both ends."""
-    dials: bool
-    listen_address: str
-    more_addresses: list[str] = []
-    relay_host: str = ""
-
-
-class Figures(Model):
-    """What was measured from the end that dials. Null where the test did not get there."""
-
-    path: PathKind = "none"
-    latency_s: float | None = None
-    """One way: half of the median round trip."""
-    up_bytes_s: float | None = None
-    down_bytes_s: float | None = None
-    error: str = ""
 
 
 class Probe:
@@ -175,13 +153,6 @@ def say(told: BaseModel) -> None:
     """One line on stdout."""
     sys.stdout.write(told.model_dump_json() + "\n")
     sys.stdout.flush()
-
-
-class End(Model):
-    """How the other end recognises and reaches this one."""
-
-    public_key: str
-    endpoints: list[str]
 
 
 def main() -> int:

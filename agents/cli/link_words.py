@@ -1,7 +1,9 @@
 """Links and traffic, in one line each for people."""
 
+from datetime import datetime
+
 from agents.log_lines import clean
-from transport.api.fellows import Traffic
+from transport.api.fellows import MeasuredLink, Traffic
 from transport.api.jobs import ShownBoundary
 from transport.cards import PathKind
 from transport.units import human_bytes
@@ -36,3 +38,11 @@ def traffic_text(traffic: Traffic | None) -> str:
         f"{name} {human_bytes(round(out))}/s out, {human_bytes(round(into))}/s in"
         for name, (out, into) in (("leader", leader), ("pipeline", pipeline))
     )
+
+
+def measured_text(link: MeasuredLink) -> str:
+    """One direction of a measured link, with its date."""
+    day = datetime.fromtimestamp(link.measured_at).astimezone().strftime("%Y-%m-%d %H:%M")
+    speed = f"{link.bytes_s * 8 / 1e6:.3g} Mbit/s, {link.latency_s * 1000:.3g} ms one way"
+    way = "" if "leader" in (link.taker, link.sender) else f", {_WAYS[link.path]}"
+    return f"{link.sender} to {link.taker}: {speed}{way} (measured {day})"

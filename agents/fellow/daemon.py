@@ -13,6 +13,7 @@ from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 from agents.fellow.attempts import Attempts
 from agents.fellow.forkserver_client import WarmLauncher
@@ -21,6 +22,7 @@ from agents.fellow.interfaces import more_addresses
 from agents.fellow.inventory import Inventory, Places, address_towards, read_offers
 from agents.fellow.launcher import Launcher, PlainLauncher
 from agents.fellow.leader_link import LeaderLink
+from agents.fellow.link_tests import LinkTests, Place, measure_leader
 from agents.fellow.outbox import Backoff, Outbox
 from agents.fellow.probe import PROBE, measure
 from agents.fellow.spool import Spool
@@ -108,6 +110,9 @@ class Daemon:
             ),
             self._outbox.put,
         )
+        relay_host = urlsplit(identity.leader).hostname or ""
+        more = () if setting.listen_address else more_addresses(address)
+        self._tests = LinkTests(Place(address, more, relay_host), self._beat_now.set)
         # A card that is free again is told at once: the next job may wait for it.
         self._supervisor.on_change = self._beat_now.set
 
@@ -249,8 +254,10 @@ class Daemon:
             return
         self._seen.revision, self._seen.heard_at = state.revision, time.monotonic()
         self._supervisor.want(state.stages)
-        if state.measure is not None and state.measure.token not in self._seen.measured:
-            self._begin_measuring(state.measure)
+        if state.measure is not None:
+            if state.measure.token not in self._seen.measured:
+                self._begin_measuring(state.measure)
+            self._tests.take(state.measure)
 
     async def _beat(self) -> Heartbeat:
         machine, cards = await asyncio.to_thread(self._look)
@@ -262,6 +269,7 @@ class Daemon:
             cards=cards,
             stages=supervisor.statuses()[:16],
             measuring=self._seen.is_measuring,
+            probes=list(self._tests.ends.values()),
             sent_bytes=self._link.sent_bytes,
             received_bytes=self._link.received_bytes,
             pipeline_sent_bytes=supervisor.sent_bytes,
@@ -281,6 +289,14 @@ class Daemon:
         self._seen.is_measuring = True
         self._beat_now.set()
         try:
+            if order.leader:
+                self._outbox.put(await measure_leader(self._link, order.token))
+            for test in order.links:
+                tested = await self._tests.run(test, order.token)
+                if test.dials:
+                    self._outbox.put(tested)
+            if not order.cards:
+                return
             # A process that still loads torch takes from the card what the figure would then lack.
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._warm.wait(), _WARM_S)

@@ -86,7 +86,18 @@ class LeaderLink:
         )
         return await self._ask(ReportsTaken, "POST", "/reports", body)
 
+    async def receive(self, size: int) -> None:
+        """Have the leader send so many bytes: what a measurement asks for."""
+        await self._exchange("GET", f"/measure?bytes={size}", None)
+
+    async def give(self, size: int) -> None:
+        """Send the leader so many bytes."""
+        await self._exchange("POST", "/measure", "0" * size)
+
     async def _ask(self, answers: type[A], method: str, path: str, body: str | None) -> A:
+        return _read(answers, await self._exchange(method, path, body), self.url)
+
+    async def _exchange(self, method: str, path: str, body: str | None) -> bytes:
         client = self._client or await self._look()
         request = client.build_request(
             method,
@@ -105,7 +116,7 @@ class LeaderLink:
         self.received_bytes += _size(response.headers) + len(response.content)
         if response.status_code >= 400:
             raise problem(response.status_code, response.content)
-        return _read(answers, response.content, self.url)
+        return response.content
 
     async def _look(self) -> httpx2.AsyncClient:
         """See whether the leader holds the pinned key, and trust that alone from now on."""
