@@ -37,6 +37,14 @@ class Speed(Told):
     """10^12 floating point operations a second, measured, never from a datasheet."""
     measured_at: float
     """Unix time on the fellow's clock."""
+    cold_tflops: Annotated[float, Field(gt=0)] | None = None
+    """The same of the very first pass, which compiles and warms up. Null figures: not measured."""
+    matmul_tflops: Annotated[float, Field(gt=0)] | None = None
+    """One large product alone, median of several."""
+    attention_tflops: Annotated[float, Field(gt=0)] | None = None
+    """Attention alone, forward, median of several."""
+    memory_bytes_s: Annotated[float, Field(gt=0)] | None = None
+    """Read and written together while a large tensor is copied, median of several."""
 
 
 class CardReport(Told):

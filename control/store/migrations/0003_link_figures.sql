@@ -1,4 +1,10 @@
--- Measured links, one direction a row. The taker "leader" is the leader itself, and so is the sender.
+-- What was measured of a card beside the work of a stage; and links, one direction a row, where
+-- "leader" is the leader itself.
+ALTER TABLE speeds ADD COLUMN cold_tflops REAL;
+ALTER TABLE speeds ADD COLUMN matmul_tflops REAL;
+ALTER TABLE speeds ADD COLUMN attention_tflops REAL;
+ALTER TABLE speeds ADD COLUMN memory_bytes_s REAL;
+
 CREATE TABLE link_figures (
     sender TEXT NOT NULL,
     taker TEXT NOT NULL,
