@@ -20,13 +20,16 @@ PEFT_PREFIX = "base_model.model."
 
 
 def make_trainable(stage: LoadedStage, settings: TrainSettings) -> dict[str, nn.Parameter]:
-    """Choose what trains: adapters put on the stage, or every weight. Global name -> parameter.
+    """Choose what trains: adapters put on the stage, every weight, or nothing of the stage itself
+    (method boundary). Global name -> parameter.
 
     Raises:
         SwarmError: invalid-input; an adapter target that the family does not have.
     """
     if settings.lora is not None:
         return _inject(stage, settings.lora, settings.seed)
+    if settings.method == "boundary":
+        return {}
     weights = dict(stage.named_weights())
     for weight in weights.values():
         weight.requires_grad_(True)

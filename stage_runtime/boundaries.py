@@ -15,8 +15,9 @@ from typing import Literal, cast
 import torch
 from torch import Tensor
 
+from stage_runtime.bottleneck import Bottleneck, components_of, empty_components
 from stage_runtime.codecs.basis import Basis, Seen, empty_basis, fit
-from stage_runtime.codecs.crossing import Crossing
+from stage_runtime.codecs.crossing import PLAIN, Crossing
 from stage_runtime.codecs.rotation import RotationCodec
 from stage_runtime.codecs.scaled import ScaledCodec
 from stage_runtime.codecs.sizes import calibration_batches, rotation_row_bytes
@@ -41,6 +42,7 @@ class Boundaries:
     devices: list[torch.device]
     """Of the stage's cards, in order: the first takes what comes, the last gives what goes."""
     group: StageGroup
+    bottleneck: Bottleneck | None = None
     rotations: dict[tuple[int, Way], RotationCodec] = field(default_factory=dict)
     """By the layer behind the boundary, and the way."""
 
@@ -55,8 +57,19 @@ class Boundaries:
             return
         if kind == "rotation":
             self._calibrate(run)
+        elif self.bottleneck is not None:
+            if self.order.resume is None:  # else its projections came with the saved step
+                self._start_bottleneck(self.bottleneck, run)
+            self.bottleneck.is_on = True
         for neighbour in self._neighbours():
             self._coding.cross(neighbour, self._coded(neighbour))
+
+    def shut(self) -> None:
+        """Let tensors cross as they are again, past a learned bottleneck."""
+        if self.bottleneck is not None:
+            self.bottleneck.is_on = False
+        for neighbour in self._neighbours():
+            self._coding.cross(neighbour, PLAIN)
 
     def state(self) -> dict[str, Tensor]:
         """What a snapshot keeps: "basis.boundary.LAYER.WAY.NAME" -> tensor, on the CPU."""
@@ -98,7 +111,8 @@ class Boundaries:
     def _coded(self, neighbour: int) -> Crossing:
         asked = self.order.settings.compression
         if asked.kind != "rotation":
-            codec = ScaledCodec(self.hidden, cast(Literal[4, 8], asked.bits))
+            width = self.bottleneck.dim if self.bottleneck is not None else self.hidden
+            codec = ScaledCodec(width, cast(Literal[4, 8], asked.bits))
             return Crossing(codec, codec)
         layer = self._layer(neighbour)
         return Crossing(
@@ -129,6 +143,27 @@ class Boundaries:
         made = {one: fit(seen.pop(one), settings.compression.bits) for one in list(seen)}
         self._swap(made)
         log.info("calibrated the codes in %.1f s", time.monotonic() - started)
+
+    def _start_bottleneck(self, bottleneck: Bottleneck, run: Run) -> None:
+        """The principal components of what this stage sends on, on both sides of the boundary."""
+        started, stage = time.monotonic(), self.order.stage
+        seen = Seen(self.hidden, is_centred=True, holds_back=False)
+        given: dict[int, list[Tensor]] = {}
+        taken: dict[int, list[Tensor]] = {}
+        theirs = empty_components(self.hidden, bottleneck.dim)
+        if bottleneck.encoder is not None:
+            self._coding.cross(stage + 1, Crossing(watch=seen.add))
+        run(num_calibration_batches(self.order))
+        if bottleneck.decoder is not None:
+            taken[stage - 1] = [theirs.mean, theirs.vectors]
+        if bottleneck.encoder is not None:
+            ours = components_of(seen, bottleneck.dim)
+            ours.squeezing(bottleneck.encoder)
+            given[stage + 1] = [ours.mean, ours.vectors]
+        self._coding.swap(given, taken)
+        if bottleneck.decoder is not None:
+            theirs.rebuilding(bottleneck.decoder)
+        log.info("calibrated the bottleneck in %.1f s", time.monotonic() - started)
 
     def _swap(self, made: Mapping[int, Basis]) -> None:
         taken = {neighbour: empty_basis(self.hidden) for neighbour in made}

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import accumulate
 
-from stage_runtime.codecs.sizes import BoundarySizes
+from stage_runtime.boundary_costs import BoundaryCosts
 from stage_runtime.layer_costs import Kernels, LayerCosts
 from stage_runtime.model_facts import ModelFacts
 from stage_runtime.quantized_costs import NUMBER_BYTES, StoredWeights
@@ -66,6 +66,12 @@ class CardPlace:
     def num_layers(self) -> int:
         """Layers on the card."""
         return self.last_layer - self.first_layer + 1
+
+    @property
+    def ends(self) -> tuple[bool, bool]:
+        """(whether the previous stage's output arrives here, whether the next one's leaves)."""
+        last = self.stage == self.num_stages - 1
+        return self.takes_input and self.stage > 0, self.gives_output and not last
 
     @property
     def embeds(self) -> bool:
@@ -157,9 +163,9 @@ class Prices:
         return self.rows * self.settings.seq_len
 
     @cached_property
-    def boundary(self) -> BoundarySizes:
-        """What crosses between two stages."""
-        return BoundarySizes(self.settings.compression, self.facts.hidden)
+    def boundary(self) -> BoundaryCosts:
+        """What stands between two stages."""
+        return BoundaryCosts(self.facts, self.settings)
 
     @cached_property
     def hidden_bytes(self) -> int:
@@ -182,6 +188,7 @@ class Prices:
         activations, gradients = self._peak(place, device, 4 * (trained + self._copied(place)))
         full = self.layer.full
         tensors = 0 if full else place.num_layers * self.layer.adapter_tensors
+        tensors += self.boundary.tensors(*place.ends)
         price = Price(
             weights=self.weights(place),
             embeddings=self.tables(place) + self._buffers(place),
@@ -189,7 +196,7 @@ class Prices:
             gradients=gradients,
             # Two float32 moments for each parameter, and a step counter for each tensor.
             optimizer=8 * trained + 4 * tensors + self._saved_copy(device, trained, tensors),
-            lora=0 if full else 4 * trained,
+            lora=4 * (self.boundary.params(*place.ends) if full else trained),
             workspace=0,
         )
         return with_workspace(price, device, self._kernel_bytes(place, device, price))
@@ -215,22 +222,17 @@ class Prices:
         return layers + self.tables(place) + stored * self.facts.vocab * self.facts.hidden
 
     def _calibration_bytes(self, place: CardPlace, device: Device, price: Price) -> int:
-        """The most that a rotation's calibration holds on a CPU card: statistics beside a batch
-        that changes nothing, or a basis in the making when activations are gone.
+        """The most that a calibration holds on a CPU card: statistics beside a batch that changes
+        nothing, or a basis in the making when activations are gone.
         """
-        ways = self._boundaries(place)
-        if device.kind != "cpu" or not ways or self.settings.compression.kind != "rotation":
+        seen = self.boundary.seen(*place.ends)
+        if device.kind != "cpu" or not seen:
             return 0
-        sizes = self.boundary
-        without = price.tensor_bytes - price.optimizer - ways * sizes.constant_bytes
-        seen = ways * sizes.seen_bytes
-        made = without - price.activations - price.gradients + sizes.fit_bytes
-        return seen + max(without, made)
-
-    def _boundaries(self, place: CardPlace) -> int:
-        """How many boundaries of its stage the card is at."""
-        first, last = place.stage == 0, place.stage == place.num_stages - 1
-        return (place.takes_input and not first) + (place.gives_output and not last)
+        without = price.tensor_bytes - price.optimizer - self.boundary.constants(*place.ends)
+        emptied = without - price.activations - price.gradients
+        if self.boundary.learned:
+            without = emptied + self._top(place, device)  # forward only
+        return seen + max(without, emptied + self.boundary.fitting(*place.ends))
 
     def weights(self, place: CardPlace) -> int:
         """Bytes of the layers on the card, and of the final norm."""
@@ -283,20 +285,22 @@ class Prices:
         parts = self.settings.micro_batches
         first, last = place.stage == 0, place.stage == place.num_stages - 1
         ids = 8 * self.tokens
-        taken = place.takes_input * (ids if first else self.hidden_bytes)
-        given = place.gives_output * (ids if last else self.hidden_bytes)
+        crossing = self.boundary.crossing_bytes
+        taken = place.takes_input * (ids if first else crossing)
+        given = place.gives_output * (ids if last else crossing)
         shares = shares_table(self.facts, self.settings, place.num_stages)
         piece = 4 * piece_values(self.facts) * (shares and place.takes_input)
-        codecs = self._boundaries(place) * self.boundary.constant_bytes
+        codecs = self.boundary.constants(*place.ends)
         unpacked = self.stored.buffer() if place.num_layers else 0
         return parts * (taken + given) + piece + unpacked + codecs
 
     def _trained_params(self, place: CardPlace) -> int:
+        projections = self.boundary.params(*place.ends)
         if not self.layer.full:
-            return place.num_layers * self.layer.adapter_params
+            return place.num_layers * self.layer.adapter_params + projections
         norm = self.facts.final_norm_params if place.heads else 0
         tables = self._table_params(place) - self._copied(place)
-        return _between(self._params_until, place) + norm + tables
+        return _between(self._params_until, place) + norm + tables + projections
 
     def _peak(self, place: CardPlace, device: Device, all_gradients: int) -> tuple[int, int]:
         """(activations, gradients) at the moment of a step in which they weigh most together."""
@@ -331,7 +335,9 @@ class Prices:
 
     def _largest_trained(self, place: CardPlace) -> int:
         """Parameters of the largest tensor that trains on the card."""
-        largest = self.layer.largest_trained if place.num_layers else 0
+        largest = self.boundary.largest(*place.ends)
+        if place.num_layers:
+            largest = max(largest, self.layer.largest_trained)
         if self.layer.full and (place.embeds or (place.heads and not self._copied(place))):
             return max(largest, self.facts.vocab * self.facts.hidden)
         return largest
@@ -352,14 +358,22 @@ class Prices:
         kept = self._kept_by_layers(place, device)
         kept += self._rotary(place)
         if place.gives_output:
-            kept += self._kept_by_loss() if place.heads else self.hidden_bytes
+            kept += self._kept_by_loss() if place.heads else self.boundary.crossing_bytes
+        kept += self.boundary.kept(*place.ends)
         arrives = place.takes_input and place.stage > 0 and place.num_layers > 0
         copied = self.facts.learned_positions
         if arrives and (self.layer.keeps_input or (self.settings.recompute and not copied)):
-            kept -= self.hidden_bytes  # it is the receive buffer, counted there
+            # It is the receive buffer, counted there; behind a bottleneck it is rebuilt from that.
+            kept -= self.hidden_bytes * (not self.boundary.learned)
         return max(0, kept)
 
+    def _is_frozen(self, place: CardPlace) -> bool:
+        """Nothing before the first boundary trains: its blocks keep nothing for a backward."""
+        return place.stage == 0 and self.settings.method == "boundary"
+
     def _kept_by_layers(self, place: CardPlace, device: Device) -> int:
+        if self._is_frozen(place):
+            return 0
         if self.settings.recompute:
             ends = place.first_layer, place.last_layer
             masks = self.layer.attention.mask_bytes(*ends, self.rows) if place.num_layers else 0
@@ -391,22 +405,16 @@ class Prices:
 
     def _top(self, place: CardPlace, device: Device) -> int:
         """The most that a moment needs above what is kept: a block's backward, or the loss."""
-        coded = self._codec_top(place)
+        coded = self.boundary.coding(*place.ends)
         if not place.num_layers:
             return max(coded, self._loss_top() if place.heads else 0)
         blocks = self._blocks_on(device)
+        if self._is_frozen(place):
+            return max(coded, blocks.top + 3 * self.hidden_bytes)
         top = max(coded, blocks.top)
         if self.settings.recompute:
             top = max(coded, blocks.repeated_top + self._block(place, device))
         return max(top, self._loss_top()) if place.heads else top
-
-    def _codec_top(self, place: CardPlace) -> int:
-        """What coding a micro-batch needs for a moment: some tokens in float32, and its codes."""
-        if not self._boundaries(place) or self.settings.compression.kind == "none":
-            return 0
-        number_bytes = self.layer.number_bytes
-        rows = self.tokens * self.boundary.row_bytes(number_bytes)
-        return self.boundary.codec_bytes(self.tokens, number_bytes) + rows
 
     def _block(self, place: CardPlace, device: Device) -> int:
         """What the heaviest block of a place keeps for its backward."""

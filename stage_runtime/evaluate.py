@@ -39,7 +39,7 @@ def evaluate(stage: RunningStage, sequences: Sequences | None, step: int) -> Hel
     with torch.no_grad():
         for first in range(0, count, size):
             stage.module.moment.begin_step(0)
-            _forward(stage, _batch(stage, sequences, first, min(size, count - first)))
+            forward_batch(stage, _batch(stage, sequences, first, min(size, count - first)))
     if stage.loss is None:
         return None
     tally = stage.loss.tally
@@ -56,6 +56,12 @@ def _batch(
     indices = sequences.held_out(first + count)[first:]
     indices += [-1] * (settings.batch_size - len(indices))
     return sequences.batch(indices, settings.seq_len)
+
+
+def forward_batch(stage: RunningStage, batch: Batch | None) -> None:
+    """All micro-batches forward, without gradients."""
+    with torch.no_grad():
+        _forward(stage, batch)
 
 
 def _forward(stage: RunningStage, batch: Batch | None) -> None:

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
 from torch.utils.checkpoint import checkpoint
 
+from stage_runtime.bottleneck import Bottleneck
 from stage_runtime.load import LoadedStage
 from transport.orders import StageOrder, TrainSettings
 
@@ -132,11 +133,20 @@ class StageModule(nn.Module):
     """What PipelineStage runs: (B, T) int64 tokens or (B, T, D) hidden -> (B, T, D) hidden.
 
     The last stage gives hidden states after the final norm, in the layers' dtype; the head is in
-    the loss. Others give what crosses the boundary, in the settings' dtype.
+    the loss. Others give what crosses the boundary, in the settings' dtype: hidden states, or what
+    a learned bottleneck makes of them.
     """
 
-    def __init__(self, stage: LoadedStage, moment: Moment, settings: TrainSettings) -> None:
+    def __init__(
+        self,
+        stage: LoadedStage,
+        moment: Moment,
+        settings: TrainSettings,
+        bottleneck: Bottleneck | None = None,
+    ) -> None:
         super().__init__()
+        self.bottleneck = bottleneck
+        self.hidden = stage.facts.hidden
         self.body = stage.body
         self.is_first, self.is_last = stage.span.is_first, stage.span.is_last
         self.moment = moment
@@ -147,33 +157,48 @@ class StageModule(nn.Module):
     def forward(self, given: Tensor) -> Tensor:
         self.moment.micro_batch += 1
         name = "input_ids" if self.is_first else "inputs_embeds"
+        if self.bottleneck is not None:
+            given = self.bottleneck.rebuild(given)
         with self._computing(given.device):
             hidden = self.body(**{name: given}, use_cache=False).last_hidden_state
         assert isinstance(hidden, Tensor)
-        return hidden.to(self.dtype)
+        hidden = hidden.to(self.dtype)
+        return hidden if self.bottleneck is None else self.bottleneck.squeeze(hidden)
+
+    def width(self, *, inward: bool) -> int:
+        """Values a token that comes from (inward) or goes to a neighbour."""
+        if self.bottleneck is None:
+            return self.hidden
+        return self.bottleneck.width(self.hidden, inward=inward)
 
     def _computing(self, device: torch.device) -> AbstractContextManager[Any]:
         return torch.autocast(device.type, self.dtype) if self.autocast else nullcontext()
 
 
 def pipeline_stage(
-    module: StageModule, order: StageOrder, hidden: int, device: torch.device, group: Any
+    module: StageModule, order: StageOrder, device: torch.device, group: Any
 ) -> PipelineStage:
     """The stage with shapes fixed from the order: nothing is ever learnt from a neighbour."""
     settings = order.settings
     rows = settings.batch_size // settings.micro_batches
     tokens_BT = torch.empty((rows, settings.seq_len), dtype=torch.int64, device="meta")
     # Only examples that require grad make the engine send gradients; tokens have none.
-    hidden_BTD = torch.empty(
-        (rows, settings.seq_len, hidden), dtype=module.dtype, device="meta", requires_grad=True
+    taken, given = (
+        torch.empty(
+            (rows, settings.seq_len, module.width(inward=inward)),
+            dtype=module.dtype,
+            device="meta",
+            requires_grad=True,
+        )
+        for inward in (True, False)
     )
     return PipelineStage(
         module,
         order.stage,
         order.num_stages,
         device,
-        input_args=(tokens_BT if order.is_first else hidden_BTD,),
-        output_args=(hidden_BTD,),
+        input_args=(tokens_BT if order.is_first else taken,),
+        output_args=(given,),
         group=group,
     )
 

@@ -16,12 +16,13 @@ import torch
 
 from stage_runtime.adapters import digest_of, make_trainable
 from stage_runtime.batches import Batch, Sequences, indices_of_step, open_sequences
+from stage_runtime.bottleneck import Bottleneck, make_bottleneck, named
 from stage_runtime.boundaries import Boundaries
 from stage_runtime.card_memory import CardMeter, device_of
 from stage_runtime.checkpoint import Checkpoint
 from stage_runtime.checkpoint_share import StageSpan
 from stage_runtime.costs import CardPlace, Device, Prices
-from stage_runtime.evaluate import evaluate, num_evaluated
+from stage_runtime.evaluate import evaluate, forward_batch, num_evaluated
 from stage_runtime.load import LoadedStage, load_stage
 from stage_runtime.loss import StageLoss
 from stage_runtime.optim import adamw
@@ -65,6 +66,7 @@ class LoadedRun:
     trained: dict[str, torch.nn.Parameter]
     sequences: Sequences | None
     """On the first and the last stage."""
+    bottleneck: Bottleneck | None = None
 
 
 def span_of(order: StageOrder) -> StageSpan:
@@ -91,6 +93,10 @@ def load(
         stage = load_stage(checkpoint, span_of(order), dtype)
         trained = make_trainable(stage, order.settings)
         _place(stage, order, meter, devices)
+        hidden = checkpoint.facts.hidden
+        bottleneck = make_bottleneck(order, hidden, DTYPES[order.settings.dtype], devices)
+        if bottleneck is not None:
+            trained |= named(bottleneck, order)
     sequences = None
     if token_file is not None:
         vocab = checkpoint.facts.vocab
@@ -105,7 +111,7 @@ def load(
         downloaded_bytes=fetched,
         adapters_digest=digest_of(trained),
     )
-    return LoadedRun(order, stage, meter, devices, trained, sequences)
+    return LoadedRun(order, stage, meter, devices, trained, sequences, bottleneck)
 
 
 def _refuse_unlike(order: StageOrder, checkpoint: Checkpoint) -> None:
@@ -182,17 +188,20 @@ def _place(
         meter.move(stage.head.to(devices[last]).parameters(), last)
 
 
-def boundary_of(run: LoadedRun) -> TensorKind:
-    """A micro-batch of hidden states: it crosses this stage's boundaries, as its gradient does."""
+def boundary_of(run: LoadedRun, width: int | None = None) -> TensorKind:
+    """A micro-batch of hidden states, or of `width` values a token: it crosses this stage's
+    boundaries, as its gradient does.
+    """
     settings = run.order.settings
     rows = settings.batch_size // settings.micro_batches
-    shape = (rows, settings.seq_len, run.stage.facts.hidden)
+    shape = (rows, settings.seq_len, width or run.stage.facts.hidden)
     return TensorKind(DTYPES[settings.dtype], shape)
 
 
 def crossing_kinds(run: LoadedRun) -> list[TensorKind]:
     """Every kind of tensor that crosses this stage's boundaries."""
-    return [boundary_of(run), *tied_kinds(run.stage, run.order)]
+    squeezed = [boundary_of(run, run.bottleneck.dim)] if run.bottleneck is not None else []
+    return [boundary_of(run), *squeezed, *tied_kinds(run.stage, run.order)]
 
 
 def train(
@@ -217,6 +226,7 @@ def train(
         if order.evaluate_base:
             _evaluate(run, stage, "base", 0, report)
         boundaries.open(lambda count: _calibrate(run, stage, count))
+        _renew_engine(run, stage)
         if stage.saver is not None:
             stage.saver.keep(boundaries.state())
     tell_data(order)
@@ -232,6 +242,10 @@ def train(
         if _is_due(order, step):
             _evaluate(run, stage, "during", step, report)
     _evaluate(run, stage, "trained", order.settings.steps, report)
+    if run.bottleneck is not None:
+        boundaries.shut()
+        _renew_engine(run, stage)
+        _evaluate(run, stage, "bypassed", order.settings.steps, report)
     _tell_memory(meter, report)
     if stage.saver is not None:
         stage.saver.close()
@@ -264,9 +278,9 @@ def _assemble(run: LoadedRun, group: StageGroup) -> RunningStage:
         for _ in range(share.first_layer, share.last_layer + 1)
     ]
     wrap_blocks(run.stage, plan, places)
-    module = StageModule(run.stage, moment, settings)
+    module = StageModule(run.stage, moment, settings, run.bottleneck)
     first = run.devices[0]
-    engine = pipeline_stage(module, order, run.stage.facts.hidden, first, torch_group(group))
+    engine = pipeline_stage(module, order, first, torch_group(group))
     loss = None
     if run.stage.head is not None:
         loss = StageLoss(run.stage.head, settings.loss_chunk_tokens)
@@ -283,6 +297,13 @@ def _assemble(run: LoadedRun, group: StageGroup) -> RunningStage:
     )
 
 
+def _renew_engine(run: LoadedRun, stage: RunningStage) -> None:
+    """What crosses has another width from here on: the engine's buffers are made anew."""
+    if run.bottleneck is not None:
+        engine = pipeline_stage(stage.module, run.order, stage.device, torch_group(stage.group))
+        stage.schedule = schedule_for(engine, run.order, stage.loss or _no_loss)
+
+
 def _no_loss(*_: Any) -> torch.Tensor:
     """The engine trains a stage only if it has a loss function, which the last one alone calls."""
     raise AssertionError("only the last stage computes a loss")
@@ -290,20 +311,25 @@ def _no_loss(*_: Any) -> torch.Tensor:
 
 def _boundaries(run: LoadedRun, group: StageGroup, place: SavePlace | None) -> Boundaries:
     """The stage's boundaries, with what a saved step has of them."""
-    made = Boundaries(run.order, run.stage.facts.hidden, run.devices, group)
+    made = Boundaries(run.order, run.stage.facts.hidden, run.devices, group, run.bottleneck)
     if place is not None:
         made.load(read_constants(run.order, place.resumed))
     return made
 
 
 def _calibrate(run: LoadedRun, stage: RunningStage, count: int) -> None:
-    """Run the first batches forward and backward, without dropout, and change nothing."""
+    """Run the first batches without dropout, and change nothing: forward, and backward too where
+    gradients will be coded by what they are.
+    """
     stage.module.eval()
     for step in range(1, count + 1):
         stage.group.begin_step(0)
         stage.module.moment.begin_step(0)
-        run_batch(stage, _batch(run, step))
-        stage.optimizer.zero_grad(set_to_none=True)
+        if run.bottleneck is None:
+            run_batch(stage, _batch(run, step))
+            stage.optimizer.zero_grad(set_to_none=True)
+        else:
+            forward_batch(stage, _batch(run, step))
 
 
 def _one_step(run: LoadedRun, stage: RunningStage, step: int, *, is_counted: bool) -> StepOutcome:

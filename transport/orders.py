@@ -55,7 +55,8 @@ class CompressionSettings(Model):
 class TrainSettings(Model):
     """How a job trains: the answer to a JobConfig. The same for every stage."""
 
-    method: Literal["lora", "full"]
+    method: Literal["lora", "full", "boundary"]
+    """boundary: the base is frozen, and only a learned bottleneck's projections train."""
     lora: LoraSettings | None
     """Set exactly when the method is "lora"."""
     dtype: Literal["float32", "bfloat16", "float16"]

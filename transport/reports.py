@@ -94,7 +94,8 @@ class Evaluated(FromStage):
     """Held-out loss; sent by the last stage."""
 
     kind: Literal["evaluated"] = "evaluated"
-    moment: Literal["base", "during", "trained"]
+    moment: Literal["base", "during", "trained", "bypassed"]
+    """bypassed: trained, but with the learned bottleneck left out."""
     step: Count
     loss: Finite
     accuracy: Finite

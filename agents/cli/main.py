@@ -126,6 +126,9 @@ def _refuse(error: SwarmError, *, is_json: bool) -> int:
     click.echo(f"error: {error.message} ({error.code})", err=True)
     for change in error.facts.get("changes", [])[:10]:
         click.echo(f"  {change if isinstance(change, str) else json.dumps(change)}", err=True)
+    if error.facts.get("new_plan"):
+        new_id = error.facts.get("new_plan_id") or "(none)"
+        click.echo(f"  new plan {new_id}: {error.facts['new_plan']}", err=True)
     if error.hint:
         click.echo(f"  next: {error.hint}", err=True)
     return error.exit_code

@@ -25,6 +25,8 @@ from transport.schema import parse
 @click.option("--exclude-card", "exclude_cards", multiple=True, metavar="FELLOW:INDEX",
               help="Leave a card out. May be repeated.")  # fmt: skip
 @click.option("--inventory", metavar="FILE", help="Plan for the cards of this file.")
+@click.option("--plan-id", metavar="ID",
+              help="With --plan: this plan again, or what changed since.")  # fmt: skip
 def model_load(**told: Any) -> int:
     """Show where a model would be served and the context that every card holds. Loads nothing."""
     if not told.pop("only_plan"):

@@ -80,7 +80,7 @@ def plan_text(plan: PlanView) -> RenderableType:
     parts: list[RenderableType] = [title]
     if plan.layout.stages:
         parts.append(_plan_stages(plan))
-    parts += [_left_out(card) for card in plan.cards if not card.used]
+    parts += _left_out(plan.cards)
     parts += [_line("Chosen", f"{c.setting} {_value(c.value)}: {c.reason}") for c in plan.chosen]
     parts += data_lines(plan.data)
     parts += [_line("Limit", plan.layout.limit)] if plan.layout.limit else []
@@ -111,12 +111,13 @@ def serve_plan_text(plan: ServePlanView) -> RenderableType:
     title = Text.assemble(("Plan ", "bold"), (plan.plan_id or "(none)", "bold"))
     stored = "" if plan.quantization in (None, "none") else f", {plan.quantization}"
     title.append(f"   {plan.model_id}   {plan.dtype}{stored}   {plan.cut}")
+    names = _card_names(plan.cards)
     rows = [
         (
             f"  {stage.stage}",
             stage.hostname,
             layers(stage.first_layer, stage.last_layer),
-            ", ".join(stage.cards),
+            ", ".join(names.get(card, card) for card in stage.cards),
             human_bytes(stage.planned_bytes),
             human_bytes(stage.free_bytes),
             f"{stage.token_budget:,}",
@@ -125,7 +126,7 @@ def serve_plan_text(plan: ServePlanView) -> RenderableType:
     ]
     headings = ("  stage", "fellow", "layers", "cards", "needs>", "free>", "holds tokens>")
     parts: list[RenderableType] = [title, *([table(headings, rows)] if rows else [])]
-    parts += [_left_out(card) for card in plan.cards if not card.used]
+    parts += _left_out(plan.cards)
     parts += [_line("Limit", plan.limit)] if plan.limit else []
     parts += [_line("Note", note) for note in plan.notes]
     if not plan.fits:
@@ -133,12 +134,29 @@ def serve_plan_text(plan: ServePlanView) -> RenderableType:
     return Group(*parts)
 
 
-def _left_out(card: PlannedCard) -> Text:
-    return Text(f"  left out: {clean(card.hostname, 60)} ({clean(card.name, 60)}): {card.reason}")
+def _left_out(cards: Sequence[PlannedCard]) -> list[Text]:
+    """Cards that are not used, a line for each reason."""
+    by_reason: dict[str, list[str]] = {}
+    for card in cards:
+        if not card.used:
+            name = f"{clean(card.hostname, 60)} ({clean(card.name, 60)})"
+            by_reason.setdefault(card.reason, []).append(name)
+    return [Text(f"  left out: {_some(names)}: {why}") for why, names in by_reason.items()]
+
+
+def _some(names: Sequence[str], most: int = 4) -> str:
+    """The first of many names, and how many more there are."""
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more
+
+
+def _card_names(cards: Sequence[PlannedCard]) -> dict[str, str]:
+    """Card id -> "RTX A4000 #0"."""
+    return {card.card: f"{card.name} #{card.card.rpartition(':')[2]}" for card in cards}
 
 
 def _plan_stages(plan: PlanView) -> Table:
-    names = {card.card: f"{card.name} #{card.card.rpartition(':')[2]}" for card in plan.cards}
+    names = _card_names(plan.cards)
     rows = [
         (
             f"  {stage.stage}",
@@ -215,7 +233,8 @@ def _job_stages(job: JobView) -> Table:
 
 
 def _evaluation(one: Evaluation) -> str:
-    when = {"base": "base model", "trained": "trained"}.get(one.moment, f"step {one.step}")
+    names = {"base": "base model", "trained": "trained", "bypassed": "trained, no bottleneck"}
+    when = names.get(one.moment, f"step {one.step}")
     return f"{when}: loss {one.loss:.4f}, accuracy {one.accuracy:.1%}, {one.sequences} sequences"
 
 

@@ -98,7 +98,8 @@ class Told:
             case StepDone():
                 self.phase, self.step = "training", report.step
             case Evaluated():
-                self.phase = "saving" if report.moment == "trained" else "training"
+                ends = report.moment in ("trained", "bypassed")
+                self.phase = "saving" if ends else "training"
             case AdapterSaved():
                 self.phase = "saving"
             case StageDone():

@@ -7,26 +7,36 @@ import itertools
 import json
 import os
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from control.jobs.boundary_file import FILE, is_boundary, readme_part
 from control.store.files import sha256_of, sync_folder, write_whole
 from control.store.safetensors_file import Tensor, broken_file, read_header
+from transport.api.jobs import Evaluation
 from transport.orders import StageOrder
 
 COPY = 1 << 22
 CONV1D = frozenset({"c_attn", "c_proj", "c_fc"})
 
 
-def join_tensors(parts: Sequence[Path], target: Path) -> int:
-    """Write one safetensors file with all tensors of all parts, sorted by name. Its size in bytes.
+def join_tensors(
+    parts: Sequence[Path], target: Path, is_wanted: Callable[[str], bool] = lambda _: True
+) -> int:
+    """Write one safetensors file with the wanted tensors of all parts, sorted by name. Its size in
+    bytes.
 
     Raises:
         SwarmError: invalid-input when a part is broken or two parts hold the same tensor.
     """
     placed = sorted(
-        ((tensor, part) for part in parts for tensor in read_header(part)),
+        (
+            (tensor, part)
+            for part in parts
+            for tensor in read_header(part)
+            if is_wanted(tensor.name)
+        ),
         key=lambda pair: pair[0].name,
     )
     names = [tensor.name for tensor, _ in placed]
@@ -74,23 +84,38 @@ def _copy(part: Path, tensor: Tensor, out: Any) -> None:
             left -= len(piece)
 
 
-def write_folder(order: StageOrder, parts: Sequence[Path], target: Path) -> dict[str, Any]:
+def write_folder(
+    order: StageOrder, parts: Sequence[Path], target: Path, told: Sequence[Evaluation] = ()
+) -> dict[str, Any]:
     """The result of a job as a folder: {file: {sha256, size_bytes}}.
 
     A LoRA run gives a peft adapter folder; a full run gives the trained tensors under the names
-    that the checkpoint has, to be laid over the pinned revision's files.
+    that the checkpoint has, to be laid over the pinned revision's files. A learned bottleneck has
+    a file of its own beside either.
+
+    told: the job's held-out evaluations.
     """
     lora = order.settings.lora
-    name = "adapter_model.safetensors" if lora else "model.safetensors"
-    join_tensors(parts, target / name)
+    layers = _boundary_layers(parts)
+    if order.settings.method != "boundary":
+        name = "adapter_model.safetensors" if lora else "model.safetensors"
+        join_tensors(parts, target / name, lambda tensor: not is_boundary(tensor))
+    if layers:
+        join_tensors(parts, target / FILE, is_boundary)
     if lora:
         config = json.dumps(adapter_config(order), indent=2) + "\n"
         write_whole(target / "adapter_config.json", config.encode())
-    write_whole(target / "README.md", readme(order).encode())
+    text = readme(order) + readme_part(order, layers, told)
+    write_whole(target / "README.md", text.encode())
     return {
         path.name: {"sha256": sha256_of(path), "size_bytes": path.stat().st_size}
         for path in sorted(target.iterdir())
     }
+
+
+def _boundary_layers(parts: Sequence[Path]) -> list[int]:
+    names = (tensor.name for part in parts for tensor in read_header(part))
+    return sorted({int(name.split(".")[1]) for name in names if is_boundary(name)})
 
 
 def adapter_config(order: StageOrder) -> dict[str, Any]:
@@ -126,9 +151,13 @@ def readme(order: StageOrder) -> str:
     """What a person who finds the folder needs to know."""
     settings = order.settings
     kind = "A LoRA adapter for plain peft" if settings.lora else "Fully trained tensors"
+    if settings.method == "boundary":
+        kind = "The projections of a learned bottleneck, trained alone on a frozen base"
     use = (
         "Load it with `peft.PeftModel.from_pretrained(base, FOLDER)`."
         if settings.lora
+        else ""
+        if settings.method == "boundary"
         else "model.safetensors holds every trained tensor under its name in the checkpoint; "
         "config and tokenizer are those of the base revision."
     )

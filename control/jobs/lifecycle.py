@@ -15,7 +15,7 @@ from control.fellows.registry import Registry
 from control.job_states import ACTIVE, check_move, has_ended
 from control.jobs.dispatch import Dispatch
 from control.jobs.intake import Taken, fail, take_batch
-from control.jobs.placing import Placed, Placing, Planner, plan_changed
+from control.jobs.placing import Placed, Placing, Planner, as_found, plan_changed
 from control.jobs.relaying import RelayTerms
 from control.jobs.results import Results
 from control.jobs.starting import Attempt, stages_of
@@ -263,7 +263,7 @@ class Jobs:
             pool=ask.pool,
             made_by=who,
             name=ask.config.name,
-            config=ask.config,
+            config=as_found(ask.config, plan),
             state="pending",
             reason=(placed.waits or TOKENIZING) if plan.fits else plan.reason,
             plan_id=ask.plan_id,
@@ -303,6 +303,7 @@ class Jobs:
             attempt=attempt.number,
             plan=plan.model_dump_json(),
             plan_id=plan.plan_id,
+            config=as_found(job.config, plan),
             revision=plan.view.model.revision,
             started_at=self._tools.clock.now(),
         )

@@ -11,6 +11,7 @@ from control.clock import Clock
 from control.planning.difference import between
 from control.planning.maximize import with_seq_len
 from control.planning.plan import Plan
+from control.planning.served import is_for_serving
 from control.store import plans
 from control.store.database import Database
 from control.store.jobs import Job
@@ -99,13 +100,16 @@ class Placing:
         return plan
 
     async def _stored_plan(self, ask: JobsSubmit, plan_id: str) -> Plan:
-        found = await self._database.read(lambda tx: plans.find(tx, ask.pool, plan_id))
-        again = "plan again with jobs_plan"
-        if found is None:
-            raise not_found("plan", plan_id, hint=again)
-        plan = Plan.model_validate_json(found.plan)
-        if found.expires_at <= self._clock.now():
-            raise SwarmError("expired", f"plan {plan_id} is older than it may be", hint=again)
+        text = await stored_plan(
+            self._database, (ask.pool, plan_id), self._clock, hint="plan again with jobs_plan"
+        )
+        if is_for_serving(text):
+            raise SwarmError(
+                "conflict",
+                f"plan {plan_id} is for serving a model, not for training one",
+                hint="plan this config with jobs_plan",
+            )
+        plan = Plan.model_validate_json(text)
         if _asked(plan.view.config) != _asked(_at_length_of(plan, ask.config)):
             raise SwarmError(
                 "conflict",
@@ -128,11 +132,37 @@ class Placing:
         return placed, "" if placed.plan.fits else placed.plan.reason or "it does not fit"
 
 
+async def stored_plan(database: Database, key: tuple[str, str], clock: Clock, *, hint: str) -> str:
+    """The JSON of a plan that is kept.
+
+    Args:
+        key: (pool, plan_id).
+
+    Raises:
+        SwarmError: not-found; expired.
+    """
+    pool, plan_id = key
+    found = await database.read(lambda tx: plans.find(tx, pool, plan_id))
+    if found is None:
+        raise not_found("plan", plan_id, hint=hint)
+    if found.expires_at <= clock.now():
+        raise SwarmError("expired", f"plan {plan_id} is older than it may be", hint=hint)
+    return found.plan
+
+
 def _at_length_of(plan: Plan, config: JobConfig) -> JobConfig:
     """A config whose length was searched, at the length that the plan found."""
     return (
         config if config.maximize is None else with_seq_len(config, plan.view.config.train.seq_len)
     )
+
+
+def as_found(config: JobConfig, plan: Plan) -> JobConfig:
+    """A config whose length was searched with the length that was found beside what was asked."""
+    if config.maximize is None:
+        return config
+    train = config.train.model_copy(update={"seq_len": plan.view.config.train.seq_len})
+    return config.model_copy(update={"train": train})
 
 
 def _asked(config: JobConfig) -> JobConfig:

@@ -15,6 +15,7 @@ from control.datasets.tokenizer_folder import TokenizerFolder
 from control.fellows.condition import status_of
 from control.fellows.registry import Member, Registry
 from control.jobs.placing import Placed
+from control.planning import served
 from control.planning.difference import difference
 from control.planning.inventory import data_in, fellows_in, model_in, terms_in
 from control.planning.maximize import maximized
@@ -24,6 +25,7 @@ from control.planning.place import Inputs
 from control.planning.plan import Plan
 from control.planning.search import PlannedModel
 from control.planning.serve import Cut, ServeAsk, place_model
+from control.planning.served import ServedPlan
 from control.planning.terms import LIVE
 from control.planning.usable import FellowNow
 from control.store import jobs, plans, stages
@@ -133,11 +135,23 @@ class PoolPlanner:
         """Store a plan under its id, so that it can be submitted."""
         if plan.plan_id is None:
             return
+        await self._keep(plan.plan_id, pool, plan.model_dump_json(), clock)
+
+    async def _keep(self, plan_id: str, pool: str, text: str, clock: Clock) -> None:
         now = clock.now()
-        stored = StoredPlan(
-            plan.plan_id, pool, plan.model_dump_json(), now, now + self._terms.plan_s
-        )
+        stored = StoredPlan(plan_id, pool, text, now, now + self._terms.plan_s)
         await self._database.write(lambda tx: plans.put(tx, stored))
+
+    async def keep_served(self, pool: str, view: ServePlanView, clock: Clock) -> None:
+        """Store a plan for serving under its id."""
+        if view.plan_id is not None:
+            text = ServedPlan(view=view).model_dump_json()
+            await self._keep(view.plan_id, pool, text, clock)
+
+    async def served_changes(self, pool: str, view: ServePlanView) -> list[str]:
+        """What keeps a plan for serving from being loaded as it was shown."""
+        model = await self._model(view.model_id)
+        return served.changes(view, await self._inventory(pool), model.planned.source)
 
     async def serve(self, pool: str, model_id: str, ask: ServeAsk) -> ServePlanView:
         """Plan a load on a pool, by the cut of the newest run that trained the model there."""

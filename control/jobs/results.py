@@ -11,7 +11,7 @@ from pathlib import Path
 from control.job_states import ACTIVE
 from control.jobs.adapters import write_folder
 from control.records.job_files import JobFiles
-from control.store import jobs, stages
+from control.store import jobs, records, stages
 from control.store.database import Database, Tx
 from control.store.files import StoredFile, settle
 from control.store.safetensors_file import read_header
@@ -89,11 +89,13 @@ class Results:
                 f"stage {missing[0]} ended without sending its trained tensors",
                 hint="read jobs_logs of this stage",
             )
-        target = self.result(rows[0].job_id)
+        job_id = rows[0].job_id
+        target = self.result(job_id)
+        held_out = await self._database.read(lambda tx: records.evaluations(tx, job_id))
 
         def work() -> dict[str, dict[str, object]]:
             shutil.rmtree(target, ignore_errors=True)
-            told = write_folder(rows[0].work, parts, target)
+            told = write_folder(rows[0].work, parts, target, held_out)
             shutil.rmtree(parts[0].parent, ignore_errors=True)
             return told
 

@@ -19,6 +19,8 @@ from transport.orders import LoraSettings, TrainSettings
 
 AUTO_BATCHES = (32, 16, 8, 4, 2, 1)
 LORA_RATE = 2e-4
+BOUNDARY_RATE = 1e-4
+"""The projections start calibrated."""
 FULL_RATES = ((1_000_000_000, 5e-5), (10_000_000_000, 2e-5))
 """(below so many parameters, learning rate) of a full fine-tune."""
 FULL_RATE_BEYOND = 1e-5
@@ -58,15 +60,13 @@ def refuse_not_offered(config: JobConfig, facts: ModelFacts) -> None:
     Raises:
         SwarmError: invalid-input.
     """
-    if config.method == "boundary":
-        raise _refusal("method boundary is not offered yet", "use lora or full")
     if config.method == "full" and isinstance(config.model.quantization, QuantizationConfig):
         bits = config.model.quantization.bits
         raise _refusal(
             f"a full fine-tune cannot train weights stored in {bits} bits",
             "use method lora, or model.quantization none",
         )
-    compression.refuse(config)
+    compression.refuse(config, facts)
     if config.data.dataset is not None:
         raise _refusal("data.dataset is not offered yet", "put the data into a bucket")
     _refuse_long(config, facts)
@@ -83,7 +83,7 @@ def _refuse_long(config: JobConfig, facts: ModelFacts) -> None:
         )
 
 
-def lora_targets(config: JobConfig, facts: ModelFacts) -> tuple[str, ...]:
+def lora_targets(config: JobConfig, facts: ModelFacts, num_stages: int = 1) -> tuple[str, ...]:
     """The module names that adapters go on.
 
     Raises:
@@ -99,7 +99,8 @@ def lora_targets(config: JobConfig, facts: ModelFacts) -> tuple[str, ...]:
                     f"its modules are {names}",
                 )
         return tuple(dict.fromkeys(asked))
-    return facts.attention_targets + (facts.mlp_targets if config.model.lora.mlp else ())
+    adapts_mlp = compression.adapts_mlp(config, num_stages)
+    return facts.attention_targets + (facts.mlp_targets if adapts_mlp else ())
 
 
 def number_format(config: JobConfig, cards: Sequence[Card]) -> Format:
@@ -152,7 +153,7 @@ def quantization_asked(config: JobConfig) -> Quantization | None:
     asked = config.model.quantization
     if isinstance(asked, QuantizationConfig):
         return BITS[asked.bits]
-    return None if asked == "auto" and config.method == "lora" else "none"
+    return None if asked == "auto" and config.method != "full" else "none"
 
 
 def savings(
@@ -188,10 +189,10 @@ def settings(asked: Asked, batch: int, saving: Saving) -> TrainSettings:
         rank=lora.rank,
         alpha=lora.alpha,
         dropout=lora.dropout,
-        target_modules=list(lora_targets(config, asked.facts)),
+        target_modules=list(lora_targets(config, asked.facts, asked.num_stages)),
     )
     made = TrainSettings.model_construct(
-        method="lora" if config.method == "lora" else "full",
+        method=config.method,
         lora=adapters if config.method == "lora" else None,
         dtype=asked.number_format,
         steps=train.steps,
@@ -237,6 +238,8 @@ def learning_rate(config: JobConfig, facts: ModelFacts) -> tuple[float, RateShap
 def _auto_rate(config: JobConfig, facts: ModelFacts) -> float:
     if config.method == "lora":
         return LORA_RATE
+    if config.method == "boundary":
+        return BOUNDARY_RATE
     below = (rate for limit, rate in FULL_RATES if facts.total_params < limit)
     return next(below, FULL_RATE_BEYOND)
 
@@ -282,7 +285,13 @@ def explain(asked: Asked, made: TrainSettings, why_format: str) -> list[Chosen]:
     )
     if made.lora is not None:
         asked_targets = config.model.lora.target_modules
-        where = "attention and feed-forward" if config.model.lora.mlp else "attention only"
+        where = "attention only"
+        if compression.adapts_mlp(config, asked.num_stages):
+            where = "attention and feed-forward"
+            if config.model.lora.mlp is None:
+                where += (
+                    ": the stages adapt to the learned bottleneck (lora.mlp false turns it off)"
+                )
         tell(
             asked_targets is None,
             "model.lora.target_modules",
@@ -318,7 +327,8 @@ def _explain_rate(asked: Asked, made: TrainSettings, tell: object) -> None:
     train = asked.config.train
     automatic = train.learning_rate == "auto"
     size = f"{asked.facts.total_params / 1e9:.3g}B parameters"
-    what = "LoRA adapters" if made.method == "lora" else f"a full fine-tune of {size}"
+    kinds = {"lora": "LoRA adapters", "boundary": "a bottleneck that starts calibrated"}
+    what = kinds.get(made.method, f"a full fine-tune of {size}")
     tell(automatic, "train.learning_rate", made.learning_rate, f"for {what}")
     tell(
         train.lr_schedule is None,

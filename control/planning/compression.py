@@ -13,24 +13,30 @@ from transport.errors import SwarmError
 from transport.orders import CompressionSettings, TrainSettings
 from transport.units import human_bytes
 
-OFFERED: Final = ("none", "fixed_int8", "fixed_int4", "rotation")
-FIXED_BITS: Final = {"fixed_int8": 8, "fixed_int4": 4}
+FIXED_BITS: Final = {"fixed_int8": 8, "fixed_int4": 4, "learned": 8}
 ROTATION_BITS: Final = 4
 """A quarter of float16's bytes."""
 NUMBER_BYTES: Final = {"float32": 4, "bfloat16": 2, "float16": 2}
 NONE: Final = CompressionSettings()
 
 
-def refuse(config: JobConfig) -> None:
+def refuse(config: JobConfig, facts: ModelFacts) -> None:
     """Refuse what no stage can do.
 
     Raises:
         SwarmError: invalid-input.
     """
     asked = config.compression
-    if asked.kind not in OFFERED:
+    if config.method == "boundary" and asked.kind != "learned":
         raise _refusal(
-            f"compression.kind {asked.kind} is not offered yet", f"use {', '.join(OFFERED)}"
+            f"method boundary trains the projections of a learned bottleneck, but compression.kind "
+            f"is {asked.kind}",
+            'set compression.kind "learned", or use method lora or full',
+        )
+    if config.method == "boundary" and config.max_workers == 1:
+        raise _refusal(
+            "method boundary needs two fellows: one has no boundary, but max_workers is 1",
+            "raise max_workers, or use method lora",
         )
     if asked.kind != "none" and config.train.backend != "swarm":
         raise _refusal(
@@ -38,10 +44,16 @@ def refuse(config: JobConfig) -> None:
             "carries tensors as they are",
             'use backend swarm, or compression.kind "none"',
         )
-    _refuse_numbers(asked)
+    _refuse_numbers(asked, facts.hidden)
 
 
-def _refuse_numbers(asked: CompressionConfig) -> None:
+def _refuse_numbers(asked: CompressionConfig, hidden: int) -> None:
+    if isinstance(asked.bottleneck_dim, int) and asked.bottleneck_dim >= hidden:
+        raise _refusal(
+            f"compression.bottleneck_dim {asked.bottleneck_dim} is no narrower than the model's "
+            f"hidden width {hidden}",
+            f'use "auto" ({hidden // 2}), or a smaller number',
+        )
     if asked.kind == "rotation" and not 2 <= (asked.bits or ROTATION_BITS) <= 8:
         raise _refusal(
             f"compression.bits {asked.bits}: a rotation has 2 to 8 bits a value",
@@ -53,7 +65,7 @@ def _refuse_numbers(asked: CompressionConfig) -> None:
         )
     fixed = FIXED_BITS.get(asked.kind)
     if asked.bits is not None and asked.kind != "rotation" and asked.bits != fixed:
-        told = f"is {fixed} by its name" if fixed else "cannot be chosen"
+        told = f"is {fixed}" if fixed else "cannot be chosen"
         raise _refusal(
             f"compression.bits {asked.bits}: for kind {asked.kind} it {told}", "leave bits out"
         )
@@ -65,7 +77,24 @@ def resolve(config: JobConfig, facts: ModelFacts, num_stages: int) -> Compressio
     if kind == "none" or num_stages < 2:
         return NONE
     bits = FIXED_BITS.get(kind) or config.compression.bits or ROTATION_BITS
-    return CompressionSettings(kind=kind, bits=bits)
+    asked = config.compression.bottleneck_dim
+    dim = asked if isinstance(asked, int) else facts.hidden // 2
+    return CompressionSettings(kind=kind, bits=bits, dim=dim if kind == "learned" else 0)
+
+
+def fewest(config: JobConfig) -> int:
+    """Stages that a job needs at least: without a boundary none of its projections trains."""
+    return max(config.min_workers, 2 if config.method == "boundary" else 1)
+
+
+def adapts_mlp(config: JobConfig, num_stages: int) -> bool:
+    """Whether adapters go on the feed-forward layers: where the caller says so, else where stages
+    must adapt to a learned bottleneck.
+    """
+    asked = config.model.lora.mlp
+    if asked is not None:
+        return asked
+    return config.compression.kind == "learned" and num_stages > 1
 
 
 def features(config: JobConfig) -> frozenset[str]:
@@ -125,6 +154,8 @@ def chosen(config: JobConfig, made: TrainSettings) -> list[tuple[str, object, st
         return [("compression.kind", told.kind, "one stage: nothing crosses a boundary")]
     if told.kind == "rotation" and asked.bits is None:
         return [("compression.bits", told.bits, "a quarter of float16's bytes")]
+    if told.kind == "learned" and not isinstance(asked.bottleneck_dim, int):
+        return [("compression.bottleneck_dim", told.dim, "half the hidden width")]
     return []
 
 

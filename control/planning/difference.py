@@ -3,6 +3,8 @@
 Pure. Drift of free memory that leaves every card with its planned bytes is no change.
 """
 
+from collections.abc import Sequence
+
 from control.planning.plan import Plan
 from control.planning.usable import FellowNow, Inventory
 from transport.api.plans import PlannedCard
@@ -19,19 +21,41 @@ def holds(plan: Plan, inventory: Inventory, source: ModelSource | None = None) -
 
 def difference(plan: Plan, inventory: Inventory, source: ModelSource | None = None) -> list[str]:
     """Each change that keeps the plan from starting as it was shown, in words; [] when it holds."""
-    changes = _model_changes(plan, source)
+    return [
+        *model_changes(plan.view.model, source),
+        *card_changes(plan.view.cards, inventory, checked=plan.view.config.memory_check),
+    ]
+
+
+def card_changes(
+    cards: Sequence[PlannedCard], inventory: Inventory, *, checked: bool = True
+) -> list[str]:
+    """What of the cards that a plan uses is not as it was shown, in words.
+
+    Args:
+        checked: whether the planned bytes must be free.
+    """
     fellows = {one.fellow_id: one for one in inventory}
-    told: set[str] = set()
-    for card in plan.view.cards:
-        if not card.used:
-            continue
-        change = _fellow_change(card, fellows.get(card.fellow_id))
-        if not change:
-            change = _card_change(card, fellows[card.fellow_id], checked=_checked(plan))
-        if change and change not in told:
-            told.add(change)
-            changes.append(change)
-    return changes
+    told: dict[str, None] = {}
+    for card in cards:
+        if card.used:
+            fellow = fellows.get(card.fellow_id)
+            change = _fellow_change(card, fellow)
+            if not change and fellow is not None:
+                change = _card_change(card, fellow, checked=checked)
+            told |= {change: None} if change else {}
+    return list(told)
+
+
+def model_changes(planned: ModelSource | None, now: ModelSource | None) -> list[str]:
+    """Whether a model is at another revision than the one that was planned, in words."""
+    if now is None or planned is None or now.revision == planned.revision:
+        return []
+    change = (
+        f"{planned.model_id} is at revision {now.revision[:12]} now, "
+        f"the plan was made for {planned.revision[:12]}"
+    )
+    return [change]
 
 
 def between(old: Plan, new: Plan) -> list[str]:
@@ -72,21 +96,6 @@ def _step_between(old: Plan, new: Plan) -> list[str]:
     if was is None or now is None or abs(now - was) < 0.01 * was:
         return []
     return [f"a predicted step: {human_seconds(was)} -> {human_seconds(now)}"]
-
-
-def _checked(plan: Plan) -> bool:
-    return plan.view.config.memory_check
-
-
-def _model_changes(plan: Plan, source: ModelSource | None) -> list[str]:
-    planned = plan.view.model
-    if source is None or planned is None or source.revision == planned.revision:
-        return []
-    change = (
-        f"{planned.model_id} is at revision {source.revision[:12]} now, "
-        f"the plan was made for {planned.revision[:12]}"
-    )
-    return [change]
 
 
 def _fellow_change(card: PlannedCard, fellow: FellowNow | None) -> str:

@@ -30,7 +30,7 @@ FREE_SHARE = 0.95
 VERSION = "0.1.0"
 FEATURES = (
     "stage", "lora", "full", "recompute", "chunked-loss", "evaluate",
-    "int8", "nf4", "fixed_int8", "fixed_int4", "rotation",
+    "int8", "nf4", "fixed_int8", "fixed_int4", "rotation", "learned", "boundary",
 )  # fmt: skip
 STORED_BYTES = {"float32": 4}
 WHAT_IF = "what-if"
@@ -130,6 +130,12 @@ def _card(index: int, told: InventoryCard, fellow: str) -> CardReport:
     if not formats:
         raise _unknown(told, fellow, "its formats")
     free = told.free_gb if told.free_gb is not None else FREE_SHARE * memory
+    if free > memory:
+        raise SwarmError(
+            "invalid-input",
+            f"{fellow}: free_gb {free:g} is more than the card's {memory:g} GB",
+            hint="tell what is free for Swarm, or leave free_gb out",
+        )
     kind = told.kind or (known.kind if known else "cuda")
     return CardReport(
         index=index,

@@ -29,6 +29,7 @@ from control.planning.price_book import PriceBook
 from control.planning.search import Ask, Found, LeftOut, PlannedModel, search
 from control.planning.shown import plan_of, waiting_plan
 from control.planning.split import MAX_FELLOWS, FellowCards, Pins, fellows_of, pins_of
+from control.planning.summary import left_out_line
 from control.planning.terms import LIVE, Terms
 from control.planning.usable import Card, Inventory, Wanted, examine, is_old
 from stage_runtime.costs import CardPlace, Device
@@ -189,10 +190,16 @@ def _as_old(model: PlannedModel) -> PlannedModel:
 
 
 def _pins(config: JobConfig, facts: ModelFacts) -> Pins:
+    if config.layer_index is not None and config.partition == "equal":
+        raise SwarmError(
+            "invalid-input",
+            f"layer_index {list(config.layer_index)} and partition equal contradict each other",
+            hint="leave one of them out",
+        )
     pins = pins_of(
         config.layer_index, equal=config.partition == "equal", num_layers=facts.num_layers
     )
-    stages = len(pins.counts) if pins.counts else config.min_workers
+    stages = len(pins.counts) if pins.counts else compression.fewest(config)
     most = config.max_workers or MAX_FELLOWS
     if pins.counts and not config.min_workers <= stages <= most:
         raise SwarmError(
@@ -275,7 +282,10 @@ def _chosen(ask: Ask, fellows: list[FellowCards], left_out: LeftOut) -> list[Fel
         caps.append((config.max_workers, f"max_workers is {config.max_workers}"))
     if not config.use_all_workers:
         caps.append(
-            (config.min_workers, f"use_all_workers is off, min_workers {config.min_workers}")
+            (
+                compression.fewest(config),
+                f"use_all_workers is off, min_workers {config.min_workers}",
+            )
         )
     if ask.pins.counts:
         caps.append((len(ask.pins.counts), f"layer_index makes {len(ask.pins.counts)} stages"))
@@ -295,14 +305,7 @@ def _old_line(old: Sequence[str]) -> str:
 
 
 def _too_few(ask: Ask, cards: Sequence[Card], fellows: Sequence[FellowCards]) -> str:
-    reasons: dict[str, int] = {}
-    for card in cards:
-        if card.reason:
-            reasons[card.reason] = reasons.get(card.reason, 0) + 1
-    told = ", ".join(f"{count} x {reason}" for reason, count in sorted(reasons.items())[:4])
-    why = f" (cards left out: {told})" if told else ""
-    if not cards:
-        why = " (no fellow has told of a card yet)"
+    why = left_out_line(cards)
     if ask.old and ask.fewest > 2:
         why = f": {_old_line(ask.old)}"
     return (

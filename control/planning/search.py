@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import permutations
 
-from control.planning import auto
+from control.planning import auto, compression
 from control.planning.course import Course, Tried
 from control.planning.disk import Disk
 from control.planning.orders import MOST_TRIES, Tries, best_order
@@ -59,7 +59,7 @@ class Ask:
     @property
     def fewest(self) -> int:
         """Stages that the job needs at least."""
-        return len(self.pins.counts) if self.pins.counts else self.config.min_workers
+        return len(self.pins.counts) if self.pins.counts else compression.fewest(self.config)
 
     @cached_property
     def disk(self) -> Disk:

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from control.planning.auto import Quantization
-from control.planning.course import Course
+from control.planning.course import SAME, Course
 from control.planning.disk import Disk
 from control.planning.longest import most
 from control.planning.orders import Tries, best_order
@@ -19,7 +19,7 @@ from control.planning.place import Inputs
 from control.planning.price_book import PriceBook
 from control.planning.search import tries_for
 from control.planning.split import FellowCards, Pins, PlacedCard, Split, fellows_of, split, split_at
-from control.planning.summary import planned_card
+from control.planning.summary import WHAT_IF_NOTE, left_out_line, planned_card
 from control.planning.usable import Card, Wanted, examine
 from stage_runtime.costs import CardPlace, Device
 from stage_runtime.kv_costs import ServePrices, ServeShape
@@ -30,6 +30,12 @@ from transport.units import human_bytes
 
 LONGEST_CONTEXT = 1_048_576
 MAX_STAGES = 16
+
+
+_NOTES = (
+    "serving prices are estimates: nothing has been served yet that could correct them",
+    "a model cannot be loaded yet: this plan is to look at",
+)
 
 
 @dataclass(frozen=True)
@@ -112,7 +118,7 @@ def _served(inputs: Inputs, ask: ServeAsk, quantization: Quantization) -> _Serve
     fellows = fellows[: min(MAX_STAGES, inputs.model.facts.num_layers)]
     if len(fellows) < (ask.stages or 1):
         few = f"{len(fellows)} with a usable card, {ask.stages or 1} needed"
-        reason = f"not enough ready fellows: {few}"
+        reason = f"not enough ready fellows: {few}{left_out_line(cards)}"
         return _Served(ask, shape, cards, None, "", reason)
     if ask.maximize == "context":
         shape = _longest_shape(inputs, ask, shape, fellows)
@@ -229,7 +235,8 @@ def _fastest(
         disk = Disk(book.facts, inputs.model.source, inputs.model.files)
         course = Course(book, size, Pins(), disk, pace)
         ranked = best_order(course, chosen, Tries(tries_for(size)))
-        if ranked is not None and (best is None or ranked.tried.seconds < best[0]):
+        # The same speed over more fellows is no gain: the fewest of equals.
+        if ranked is not None and (best is None or ranked.tried.seconds < best[0] * (1 - SAME)):
             best = ranked.tried.seconds, ranked.tried.split
     return None if best is None else (best[1], "the placement that card speed favours")
 
@@ -273,10 +280,7 @@ def _view(inputs: Inputs, served: _Served) -> ServePlanView:
         cut=served.why,
         cards=_rows(served),
         what_if=inputs.terms.what_if,
-        notes=[
-            "serving prices are estimates: nothing has been served yet that could correct them",
-            "a model cannot be loaded yet: this plan is to look at",
-        ],
+        notes=[*_NOTES, *([WHAT_IF_NOTE] if inputs.terms.what_if else [])],
     )
     named = view.fits and not view.what_if
     return view.model_copy(update={"plan_id": _name(view) if named else None})

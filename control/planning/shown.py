@@ -14,6 +14,7 @@ from control.planning.plan import PlacedStage, Plan, name_of
 from control.planning.search import Ask, Found, LeftOut
 from control.planning.split import PlacedCard, Split, fellows_of
 from control.planning.summary import (
+    WHAT_IF_NOTE,
     idle_share,
     limit_line,
     moved_line,
@@ -279,7 +280,7 @@ def _speed_notes(ask: Ask, found: Found) -> list[str]:
 def _inventory_notes(made: Split, terms: Terms) -> list[str]:
     if not terms.what_if:
         return []
-    notes = ["a what-if on an inventory: nothing can be started from it, so it has no plan_id"]
+    notes = [WHAT_IF_NOTE]
     if terms.datasheet & {one.card.id for one in made.cards}:
         notes.append("speeds are datasheet figures: compare plans by them, real steps take longer")
     return notes

@@ -22,6 +22,19 @@ _PLANNED: tuple[Kind, ...] = (
     "lora",
     "workspace",
 )
+WHAT_IF_NOTE = "a what-if on an inventory: nothing can be started from it, so it has no plan_id"
+
+
+def left_out_line(cards: Sequence[Card]) -> str:
+    """Why cards are left out, in brackets: " (cards left out: 2 x fellow training)"."""
+    reasons: dict[str, int] = {}
+    for card in cards:
+        if card.reason:
+            reasons[card.reason] = reasons.get(card.reason, 0) + 1
+    told = ", ".join(f"{count} x {reason}" for reason, count in sorted(reasons.items())[:4])
+    if not cards:
+        return " (there is no card yet)"
+    return f" (cards left out: {told})" if told else ""
 
 
 def segments(card: Card, placed: PlacedCard | None) -> list[Segment]:
@@ -123,6 +136,8 @@ def paragraph(split: Split, settings: TrainSettings, took: str, limit: str) -> s
         for stage in split.stages
     )
     method = f"LoRA rank {settings.lora.rank}" if settings.lora else "full fine-tune"
+    if settings.method == "boundary":
+        method = f"bottleneck of {settings.compression.dim} values alone"
     lost = idle_share(len(split.stages), settings.micro_batches)
     bits = {"nf4": ", weights in 4 bits", "int8": ", weights in 8 bits"}
     stored = bits.get(settings.quantization, "")

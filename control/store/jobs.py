@@ -156,6 +156,8 @@ def _marks(values: Iterable[str]) -> tuple[str, tuple[str, ...]]:
 
 
 def _to_column(value: Any) -> Any:
+    if isinstance(value, JobConfig):
+        return value.model_dump_json()
     if isinstance(value, Mapping):
         return json.dumps(dict(value.items()))
     if isinstance(value, list | tuple):

@@ -111,7 +111,7 @@ def evaluations(tx: Tx, job_id: str) -> list[Evaluation]:
     """The evaluations of a job, in order."""
     rows = tx.execute(
         "SELECT moment, step, loss, accuracy, tokens, sequences FROM evaluations"
-        " WHERE job_id = ? ORDER BY step, moment = 'trained', moment",
+        " WHERE job_id = ? ORDER BY step, moment IN ('trained', 'bypassed'), moment DESC",
         (job_id,),
     )
     return [Evaluation(**row) for row in rows]

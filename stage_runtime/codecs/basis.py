@@ -102,6 +102,8 @@ class Seen:
     hidden: int
     is_centred: bool
     """Activations have a mean; gradients are taken around zero, so that zero stays zero."""
+    holds_back: bool = True
+    """Whether some rows are kept as they are, for `fit`."""
     count: int = 0
     rows: int = 0
     total: Tensor = field(init=False)
@@ -135,7 +137,8 @@ class Seen:
                 hint="train in float32 or bfloat16, or without compression",
             )
         rows_ND = rows_ND[most_N > 0]
-        held = torch.rand(len(rows_ND), generator=self.draw) < HELD_BACK
+        share = HELD_BACK if self.holds_back else 0.0
+        held = torch.rand(len(rows_ND), generator=self.draw) < share
         self.rows += len(rows_ND)
         if self.sampled < SAMPLE_ROWS:
             self.sample.append(rows_ND[held].float())
@@ -156,7 +159,7 @@ class Seen:
         Raises:
             SwarmError: invalid-input when too little was seen.
         """
-        if self.count < 2 or not self.sampled:
+        if self.count < 2 or not (self.sampled or not self.holds_back):
             raise SwarmError(
                 "invalid-input",
                 f"the data gives {self.rows} tokens to calibrate the codes on, which is too few",

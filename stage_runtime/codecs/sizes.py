@@ -69,9 +69,12 @@ class BoundarySizes:
         return max(8 * self.hidden**2, 8 * SAMPLE_ROWS * num_components(self.hidden))
 
     def before_bytes(self, tokens: int, number_bytes: int) -> int:
-        """What crosses once before the first step, both ways: so many tokens as they are, and the
-        basis.
+        """What crosses once before the first step: so many tokens as they are, both ways for a
+        rotation and forward for a bottleneck, and the bases.
         """
+        if self.kind.kind == "learned":
+            start = 4 * (self.hidden + self.hidden * self.kind.dim)
+            return tokens * number_bytes * self.hidden + start
         if self.kind.kind != "rotation":
             return 0
         return 2 * (tokens * number_bytes * self.hidden + self.basis_bytes)

@@ -13,6 +13,7 @@ SPREAD = [
     CodedPoint("fixed_int8", "llama", 3, 4),
     CodedPoint("fixed_int4", "gpt2", 2, 2, schedule="gpipe", recompute=True),
     CodedPoint("rotation", "qwen3", 3, 4, recompute=True),
+    CodedPoint("learned", "llama-untied-72", 3, 4),
 ]
 
 

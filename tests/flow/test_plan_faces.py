@@ -1,11 +1,14 @@
 """Plans through a real leader: inventories without a pool, offers that can be submitted, pins."""
 
-from collections.abc import AsyncIterator
+import asyncio
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from anyio.lowlevel import checkpoint
 
+from control.datasets.child import run_child
 from tests.leader_twins import POOL, Pool, job_config, open_pool, write_model
 from transport.api.plans import PlanView
 from transport.errors import SwarmError
@@ -71,6 +74,8 @@ async def test_the_longest_sequence_is_planned_and_started_with_the_config_that_
     assert plan.settings is not None
     order = pool.fellows[0].assignment().order
     assert order.settings.seq_len == plan.settings.seq_len
+    kept = (await pool.ask("jobs_get", job_id=job.job_id)).config
+    assert (kept.maximize, kept.train.seq_len) == ("seq_len", plan.settings.seq_len)
 
 
 async def test_a_plan_of_another_pool_is_not_found(pool: Pool) -> None:
@@ -108,3 +113,48 @@ async def test_a_pin_that_no_longer_holds_is_refused_with_the_new_plan(pool: Poo
     assert any(told.endswith("-> not used") for told in facts["differs"])
     job = await pool.ask("jobs_submit", **ask, plan_id=facts["new_plan_id"])
     assert [stage.fellow_id for stage in job.stages] == [first.fellow_id]
+
+
+async def test_a_pinned_job_that_waits_stays_so_when_the_pool_changed_and_tells_the_ways_out(
+    pool: Pool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    go_on = asyncio.Event()
+
+    async def slow(*asked: Any) -> dict[str, Any]:
+        await go_on.wait()
+        return await run_child(*asked)
+
+    monkeypatch.setattr("control.datasets.token_shop.run_child", slow)
+    office = pool.leader.office
+    terms = type(office.planner._terms)(plan_s=3600.0, submit_wait_s=0.05)
+    monkeypatch.setattr(office.planner, "_terms", terms)
+    fellow = await pool.add_fellow()
+    room = fellow.free_bytes
+    ask: dict[str, Any] = {"pool": POOL, "config": job_config()}
+    plan: PlanView = await pool.ask("jobs_plan", **ask)
+    job = await pool.ask("jobs_submit", **ask, plan_id=plan.plan_id)
+    assert (job.state, "tokenized" in job.reason) == ("pending", True)
+
+    fellow.free_bytes = 1000
+    fellow.beat()
+    go_on.set()
+    await _until(pool, job.job_id, lambda told: "tokenized" not in told.reason)
+    waits = await pool.ask("jobs_get", job_id=job.job_id)
+    assert waits.state == "pending"
+    said = "the cluster changed since the plan was shown: "
+    assert waits.reason.startswith(f"{said}host-{fellow.fellow_id}'s CPU #0 has 1 kB free")
+    calls = {one.operation: one.arguments for one in waits.next}
+    assert set(calls) == {"jobs_plan", "jobs_submit", "jobs_cancel"}
+    assert calls["jobs_submit"]["unpinned"] is True
+
+    fellow.free_bytes = room
+    fellow.beat()
+    await _until(pool, job.job_id, lambda told: told.state == "starting")
+    assert (await pool.ask("jobs_get", job_id=job.job_id)).plan_id == plan.plan_id
+
+
+async def _until(pool: Pool, job_id: str, wanted: Callable[[Any], bool]) -> None:
+    async with asyncio.timeout(20):
+        while not wanted(await pool.ask("jobs_get", job_id=job_id)):
+            await pool.leader.office.jobs.schedule()
+            await checkpoint()

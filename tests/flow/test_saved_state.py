@@ -16,7 +16,7 @@ from tests.oracle.grid import Ground, Point
 from tests.oracle.leader_twin import LeaderTwin
 from tests.oracle.stages import Case, Run, Workers, even_cuts, run_to_end
 from transport.orders import CompressionSettings, ResumeFrom, SavedStage
-from transport.reports import LogLine, StepDone
+from transport.reports import Evaluated, LogLine, StepDone
 
 URL = "/fellow/v1/jobs/j-abcdefgh/attempts/{attempt}/snapshots/{step}/stages/{stage}"
 
@@ -164,6 +164,33 @@ def test_a_run_with_a_rotation_goes_on_bit_for_bit_and_calibrates_a_new_boundary
         assert loss == pytest.approx(losses(whole)[step], abs=0.05)
 
 
+def test_a_bottleneck_alone_goes_on_bit_for_bit_and_is_refused_on_another_split(
+    workers: Workers, case: Case, leader: LeaderTwin
+) -> None:
+    learned = CompressionSettings(kind="learned", bits=8, dim=24)
+    changes = {"method": "boundary", "lora": None, "compression": learned}
+    case = replace(case, settings=case.settings.model_copy(update=changes))
+    cuts = even_cuts(case.num_layers, 2)
+    whole = run_to_end(workers, case, 2)
+    assert set(trained(whole)) == {
+        f"boundary.3.{side}.{kind}"
+        for side in ("encoder", "decoder")
+        for kind in ("weight", "bias")
+    }
+    moments = [one.moment for one in whole.workers[-1].of(Evaluated)]
+    assert moments == ["base", "trained", "bypassed"]
+
+    rest = run_to_end(workers, going_on(case, leader, cuts), 2)
+    assert losses(rest).items() <= losses(whole).items()
+    assert trained(rest) == trained(whole)
+    assert not calibrations(rest)
+
+    split_again = Run(workers, going_on(case, leader, cuts), 3)
+    split_again.connect()
+    failure = split_again.finish().failures()[0]
+    assert "lacks boundary." in failure.message
+
+
 def calibrations(run: Run) -> list[str]:
     lines = [one.text for worker in run.workers for one in worker.of(LogLine)]
-    return [line for line in lines if "calibrated the codes" in line]
+    return [line for line in lines if "calibrated the " in line]

@@ -7,6 +7,7 @@ step of the scale. So it agrees to a few of those, not to rounding. `own_run` co
 stage's own blocks and loss, one stage holding all layers: it must agree to the last bit.
 """
 
+import copy
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,12 +17,14 @@ import torch
 from torch import Tensor
 
 from stage_runtime.batches import Sequences, indices_of_step
+from stage_runtime.bottleneck import Projection, components_of
 from stage_runtime.boundaries import num_calibration_batches
 from stage_runtime.checkpoint import open_checkpoint
 from stage_runtime.codecs.basis import Seen, fit
 from stage_runtime.codecs.rotation import RotationCodec
 from stage_runtime.codecs.scaled import Codec, ScaledCodec
 from stage_runtime.codecs.sizes import rotation_row_bytes
+from stage_runtime.evaluate import forward_batch
 from stage_runtime.optim import learning_rate
 from stage_runtime.process_group import make_group
 from stage_runtime.step import RunningStage, run_step
@@ -93,16 +96,21 @@ def layers_of(model: Any) -> Any:
 
 
 def train(
-    folder: Path, sequences: Sequences, settings: TrainSettings, boundaries: Mapping[int, Ways]
+    folder: Path, sequences: Sequences, settings: TrainSettings, boundaries: Mapping[int, Any]
 ) -> Reference:
     """Train as the order says, in one process, with the boundaries' codes."""
     torch.set_num_threads(1)
     model = plain_model(folder, settings)
-    put_boundaries(layers_of(model), boundaries)
+    if settings.compression.kind == "learned":
+        put_squeezed(layers_of(model), boundaries)
+    else:
+        put_boundaries(layers_of(model), boundaries)
     told = Reference(model=model)
     rows = settings.batch_size // settings.micro_batches
     told.base = held_out(model, sequences, settings, rows)
     weights = [weight for weight in model.parameters() if weight.requires_grad]
+    if settings.compression.kind == "learned":
+        weights += [weight for one in boundaries.values() for weight in one.parameters()]
     optimizer = torch.optim.AdamW(weights, lr=settings.learning_rate, eps=1e-8, weight_decay=0.0)
     for step in range(1, settings.steps + 1):
         model.train()
@@ -143,12 +151,29 @@ def held_out(
     return total / max(1, count), right / max(1, count)
 
 
+class Squeezed(torch.nn.Module):
+    """A learned bottleneck in one process: squeezed, coded both ways, rebuilt."""
+
+    def __init__(self, hidden: int, dim: int) -> None:
+        super().__init__()
+        self.encoder = Projection(hidden, dim, torch.float32)
+        self.decoder = Projection(dim, hidden, torch.float32)
+        codec = ScaledCodec(dim, 8)
+        self.ways = Ways(codec, codec)
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        crossed = _Crossing.apply(self.encoder(hidden), self.ways)  # type: ignore[no-untyped-call]
+        rebuilt: Tensor = self.decoder(crossed)
+        return rebuilt
+
+
 @dataclass(frozen=True)
 class Own:
     """What one stage of ours saw, and the codecs that it had."""
 
     losses: list[float]
-    boundaries: Mapping[int, Ways]
+    boundaries: Mapping[int, Any]
+    """Ways, or a bottleneck as it started."""
 
 
 def own_run(case: Case, folder: Path, token_file: Path, cuts: list[tuple[int, int]]) -> Own:
@@ -160,14 +185,56 @@ def own_run(case: Case, folder: Path, token_file: Path, cuts: list[tuple[int, in
     run = load(order, open_checkpoint(folder), token_file, lambda *_, **__: None, 0)
     links = PipelineLinks.open(LinkName(order.job_id, 1, 0, 0), 1, "127.0.0.1")
     group = make_group(order, links, [boundary_of(run)])
+    layers = [first for first, _ in cuts[1:]]
+    squeezed = _squeezed(run, layers)
     try:
         stage = _assemble(run, group)
-        boundaries = _codecs(run, stage, [first for first, _ in cuts[1:]])
-        put_boundaries(run.stage.blocks, boundaries)
+        if squeezed:
+            _start(run, stage, squeezed)
+            put_squeezed(run.stage.blocks, squeezed)
+        else:
+            put_boundaries(run.stage.blocks, boundaries := _codecs(run, stage, layers))
+        started = copy.deepcopy(squeezed) or boundaries
         steps = range(1, order.settings.steps + 1)
-        return Own([run_step(stage, step, _batch(run, step)).loss for step in steps], boundaries)
+        return Own([run_step(stage, step, _batch(run, step)).loss for step in steps], started)
     finally:
         group.close()
+
+
+def _squeezed(run: LoadedRun, layers: list[int]) -> dict[int, Squeezed]:
+    asked = run.order.settings.compression
+    if asked.kind != "learned":
+        return {}
+    made = {layer: Squeezed(run.stage.facts.hidden, asked.dim) for layer in layers}
+    for layer, one in made.items():
+        run.trained |= {f"boundary.{layer}.{name}": w for name, w in one.named_parameters()}
+    return made
+
+
+def _start(run: LoadedRun, stage: RunningStage, squeezed: Mapping[int, Squeezed]) -> None:
+    hidden = run.stage.facts.hidden
+    seen = {layer: Seen(hidden, is_centred=True, holds_back=False) for layer in squeezed}
+    pairs = {layer: (one, one) for layer, one in seen.items()}
+    hooks = put_boundaries(run.stage.blocks, pairs, _Watching)
+    stage.module.eval()
+    for step in range(1, num_calibration_batches(run.order) + 1):
+        forward_batch(stage, _batch(run, step))
+    for hook in hooks:
+        hook.remove()
+    for layer, one in squeezed.items():
+        start = components_of(seen[layer], run.order.settings.compression.dim)
+        start.squeezing(one.encoder)
+        start.rebuilding(one.decoder)
+
+
+def put_squeezed(layers: Any, squeezed: Mapping[int, Squeezed]) -> None:
+    """Let the input of each named layer cross its bottleneck."""
+
+    def hook(one: Squeezed) -> Callable[..., Tensor]:
+        return lambda _module, _given, out: one(out)
+
+    for layer, one in squeezed.items():
+        layers[layer - 1].register_forward_hook(hook(one))
 
 
 def _codecs(run: LoadedRun, stage: RunningStage, layers: list[int]) -> dict[int, Ways]:

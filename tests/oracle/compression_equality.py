@@ -22,9 +22,11 @@ from tests.oracle.stages import Run, Workers, even_cuts, run_to_end
 from transport.orders import CompressionSettings
 from transport.reports import StageDone, StepDone
 
-Kind = Literal["fixed_int8", "fixed_int4", "rotation"]
-BITS = {"fixed_int8": 8, "fixed_int4": 4, "rotation": 4}
-TOLERANCE = {"fixed_int8": 1e-3, "fixed_int4": 1e-2, "rotation": 1e-2}
+Kind = Literal["fixed_int8", "fixed_int4", "rotation", "learned"]
+BITS = {"fixed_int8": 8, "fixed_int4": 4, "rotation": 4, "learned": 8}
+TOLERANCE = {"fixed_int8": 1e-3, "fixed_int4": 1e-2, "rotation": 1e-2, "learned": 1e-3}
+DIM = 24
+"""Of a learned bottleneck; the tiny models are 64 or 72 wide."""
 """Against plain transformers: what one value on the edge of two codes can do in twenty steps.
 Measured: up to 2e-4 and 2e-3; 1e-7 where none lies there.
 """
@@ -56,10 +58,16 @@ class CodedPoint:
         return TOLERANCE[self.kind]
 
     @property
+    def compression(self) -> CompressionSettings:
+        """As an order has it."""
+        dim = DIM if self.kind == "learned" else 0
+        return CompressionSettings(kind=self.kind, bits=self.bits or BITS[self.kind], dim=dim)
+
+    @property
     def point(self) -> Point:
         """As the grid names it."""
         changes = (
-            ("compression", CompressionSettings(kind=self.kind, bits=self.bits or BITS[self.kind])),
+            ("compression", self.compression),
             ("schedule", self.schedule),
             ("recompute", self.recompute),
             ("eval_sequences", 0),
@@ -120,7 +128,7 @@ def _counted(run: Run) -> tuple[set[int], set[int]]:
 def whole_grid() -> list[CodedPoint]:
     """Kinds x families x stages x micro-batches x schedules x recompute."""
     kinds: tuple[tuple[Kind, int], ...] = (
-        ("fixed_int8", 0), ("fixed_int4", 0), ("rotation", 4), ("rotation", 2)
+        ("fixed_int8", 0), ("fixed_int4", 0), ("rotation", 4), ("rotation", 2), ("learned", 8),
     )  # fmt: skip
     return [
         CodedPoint(kind, model, stages, micro_batches, schedule, recompute, bits=bits)

@@ -85,7 +85,8 @@ class ShownBoundary(Model):
 
 
 class Evaluation(Model):
-    moment: Literal["base", "during", "trained"]
+    moment: Literal["base", "during", "trained", "bypassed"]
+    """bypassed: trained, but with the learned bottleneck left out."""
     step: int
     loss: float
     accuracy: float

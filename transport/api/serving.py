@@ -30,6 +30,8 @@ class ModelsPlan(Ask):
     exclude_cards: Annotated[list[CardId], Field(max_length=256)] = []
     inventory: Annotated[dict[str, Any], Field(max_length=16)] | None = None
     """As in jobs_plan."""
+    plan_id: PlanId | None = None
+    """Show this plan again; 409 with each change when it no longer holds."""
 
 
 class ServedStage(Model):
@@ -51,7 +53,7 @@ class ServePlanView(Answer):
     """A plan for serving. When fits is false it is still an answer."""
 
     plan_id: PlanId | None = None
-    """Names exactly this plan; null when it does not fit or is a what-if."""
+    """Names exactly this plan; kept 24 hours. Null when it does not fit or is a what-if."""
     fits: bool
     reason: str = ""
     model: ModelSource | None = None

@@ -12,9 +12,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.numpy import load_file, save
 
-from control.jobs.adapters import join_tensors
+from control.jobs.adapters import join_tensors, write_folder
 from control.store.safetensors_file import read_header
+from tests.oracle.settings import some_settings
+from transport.api.jobs import Evaluation
 from transport.errors import SwarmError
+from transport.orders import (
+    CardShare,
+    CompressionSettings,
+    ModelSource,
+    StageOrder,
+    TokenFile,
+)
 
 
 def by_hand(header: Mapping[str, Any] | bytes, data: bytes) -> bytes:
@@ -90,3 +99,46 @@ def test_joining_keeps_every_tensor_bit_for_bit(
     for name, tensor in tensors.items():
         assert joined[name].dtype == tensor.dtype
         assert joined[name].tobytes() == tensor.tobytes()
+
+
+def test_a_learned_bottleneck_goes_into_a_file_of_its_own_and_the_readme_says_what_it_is_worth(
+    tmp_path: Path,
+) -> None:
+    settings = some_settings(compression=CompressionSettings(kind="learned", bits=8, dim=3))
+    order = StageOrder(
+        job_id="j-abcdefgh", attempt=1, stage=0, num_stages=2, first_layer=0, last_layer=1,
+        num_layers=4, settings=settings, threads=1, evaluate_base=True, plan_id="0" * 16,
+        model=ModelSource(
+            model_id="local:demo", repository="local/demo", revision="a" * 40, from_leader=True
+        ),
+        tokens=TokenFile(
+            digest="0" * 64, size_bytes=1, layout="packed", num_tokens=1, num_rows=1,
+            train_sequences=1, held_out_sequences=1, pad_token_id=0,
+        ),
+        cards=[CardShare(
+            index=0, uuid="u", first_layer=0, last_layer=1, planned_bytes=1, budget_bytes=1
+        )],
+    )  # fmt: skip
+    values = np.zeros((3, 4), np.float32)
+    parts = {
+        "a": {"base_model.model.x.lora_A.weight": values, "boundary.2.encoder.weight": values},
+        "b": {"boundary.2.decoder.weight": values.T.copy()},
+    }
+    for name, tensors in parts.items():
+        (tmp_path / name).write_bytes(save(tensors))
+    told = [
+        Evaluation(
+            moment=moment, step=4, loss=loss, accuracy=share, tokens=9, sequences=1  # type: ignore[arg-type]
+        )
+        for moment, loss, share in (("trained", 3.25, 0.4), ("bypassed", 3.125, 0.41))
+    ]  # fmt: skip
+    files = write_folder(order, [tmp_path / "a", tmp_path / "b"], tmp_path / "out", told)
+    assert set(load_file(tmp_path / "out" / "adapter_model.safetensors")) == {
+        "base_model.model.x.lora_A.weight"
+    }
+    boundary = load_file(tmp_path / "out" / "boundary.safetensors")
+    assert set(boundary) == {"boundary.2.encoder.weight", "boundary.2.decoder.weight"}
+    assert "boundary.safetensors" in files
+    readme = (tmp_path / "out" / "README.md").read_text()
+    assert "before layer 2" in readme
+    assert "Held-out loss with it 3.2500 (accuracy 40.0%), without it 3.1250 (41.0%)" in readme

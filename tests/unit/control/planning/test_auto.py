@@ -31,6 +31,7 @@ def _cards(*cards: Any) -> list[Card]:
     ("job", "params", "rate"),
     [
         ({}, SMOLLM2, 2e-4),
+        ({"method": "boundary", "compression": {"kind": "learned"}}, SMOLLM2, 1e-4),
         ({"method": "full"}, SMOLLM2, 5e-5),
         ({"method": "full"}, QWEN3_14B | {"num_hidden_layers": 8}, 2e-5),
         ({"method": "full"}, QWEN3_14B, 1e-5),
@@ -164,7 +165,7 @@ def test_a_full_fine_tune_never_takes_float16_by_itself() -> None:
     [
         {"method": "boundary"},
         {"method": "full", "model": {"id": "local:demo", "quantization": {"bits": 4}}},
-        {"compression": {"kind": "learned"}},
+        {"method": "boundary", "compression": {"kind": "rotation"}},
         {"data": {"dataset": "wikitext"}},
         {"train__seq_len": 100_000},
         {"model": {"id": "local:demo", "lora": {"target_modules": ["c_attn"]}}},

@@ -10,7 +10,7 @@ from tests.unit.control.planning.papers import NEMOTRON, a_model_job, machine, o
 from tests.unit.control.planning.pools import a_fellow, a_job, a_model
 from transport.errors import SwarmError
 
-ABLE = ["stage", "lora", "full", "fixed_int8", "fixed_int4", "rotation"]
+ABLE = ["stage", "lora", "full", "boundary", "fixed_int8", "fixed_int4", "rotation", "learned"]
 
 
 def _plan(kind: str, fellows: int = 2, dtype: str = "bfloat16", **job: Any) -> Plan:
@@ -32,6 +32,7 @@ def _plan(kind: str, fellows: int = 2, dtype: str = "bfloat16", **job: Any) -> P
         ("fixed_int4", "float32", 290),
         ("rotation", "bfloat16", 288),
         ("rotation", "float32", 288),
+        ("learned", "bfloat16", 290),
     ],
 )
 def test_a_plan_says_what_crosses_each_boundary(kind: str, dtype: str, token_bytes: int) -> None:
@@ -55,6 +56,43 @@ def test_a_rotation_takes_a_quarter_or_the_bits_that_were_asked_for_and_says_so(
     eighth = _plan("rotation", compression={"bits": 2}).view.layout.boundary
     assert eighth is not None
     assert (eighth.token_bytes, eighth.share) == (144, 0.125)
+
+
+def test_a_learned_bottleneck_is_half_the_width_and_has_adapters_on_the_feed_forward_layers() -> (
+    None
+):
+    view = _plan("learned").view
+    assert view.settings is not None
+    assert (view.settings.compression.dim, view.settings.compression.bits) == (288, 8)
+    told = {one.setting: one.reason for one in view.chosen}
+    assert told["compression.bottleneck_dim"] == "half the hidden width"
+    assert view.settings.lora is not None
+    assert {"q_proj", "down_proj"} <= set(view.settings.lora.target_modules)
+    assert "adapt to the learned bottleneck" in told["model.lora.target_modules"]
+    for job in ({"mlp": False}, {"target_modules": ["q_proj"]}):
+        model = {"id": "local:demo", "lora": job}
+        pool = [a_fellow(letter, features=ABLE) for letter in "ab"]
+        plan = place(a_model(), a_job(model=model, compression={"kind": "learned"}), pool)
+        assert plan.view.settings is not None
+        assert plan.view.settings.lora is not None
+        assert "down_proj" not in plan.view.settings.lora.target_modules
+
+
+def test_a_bottleneck_alone_trains_on_two_fellows_at_least_and_on_a_frozen_base() -> None:
+    alone = _plan("learned", fellows=1, method="boundary")
+    assert not alone.fits
+    assert "1 with a usable card, 2 needed" in alone.view.reason
+    view = _plan("learned", method="boundary", compression={"bottleneck_dim": 100}).view
+    assert view.settings is not None
+    assert (view.settings.method, view.settings.lora) == ("boundary", None)
+    assert view.settings.compression.dim == 100
+    trained = {
+        card.stage: {segment.kind: segment.bytes for segment in card.segments}["lora"]
+        for card in view.cards
+        if card.used
+    }
+    # 576 x 100 and a bias on either side, in float32
+    assert trained == {0: 4 * 100 * 577, 1: 4 * 576 * 101}
 
 
 def test_one_stage_compresses_nothing_and_says_why() -> None:
@@ -81,7 +119,11 @@ def test_a_fellow_that_cannot_code_is_left_out_and_named() -> None:
 @pytest.mark.parametrize(
     ("job", "says"),
     [
-        ({"compression": {"kind": "fixed_int8", "bits": 4}}, "is 8 by its name"),
+        ({"compression": {"kind": "fixed_int8", "bits": 4}}, "it is 8"),
+        ({"compression": {"kind": "learned", "bits": 4}}, "it is 8"),
+        ({"compression": {"kind": "learned", "bottleneck_dim": 576}}, "no narrower than"),
+        ({"method": "boundary"}, "kind is none"),
+        ({"method": "boundary", "compression": {"kind": "learned"}, "max_workers": 1}, "needs two"),
         ({"compression": {"kind": "none", "bits": 4}}, "cannot be chosen"),
         ({"compression": {"kind": "rotation", "bits": 9}}, "2 to 8 bits"),
         ({"compression": {"kind": "fixed_int4", "bottleneck_dim": 64}}, "has no meaning"),

@@ -80,3 +80,17 @@ def test_a_live_offer_has_a_plan_of_its_own_and_a_good_plan_has_none() -> None:
 def test_a_pool_without_fellows_is_offered_nothing() -> None:
     assert _offered(Inputs(a_model(), []), a_job()) == []
     assert place(a_model(), a_job(), []).plan_id is None
+
+
+def test_of_more_than_16_fellows_the_roomiest_are_taken_and_the_fastest_are_offered() -> None:
+    slow, fast = {"float32": 1.0, "bfloat16": 1.0}, {"float32": 40.0, "bfloat16": 40.0}
+    roomy = [a_fellow(letter, a_card(gb=8, tflops=slow)) for letter in "abcdefghijkmnpqr"]
+    quick = [a_fellow(letter, a_card(gb=4, tflops=fast)) for letter in "stuv"]
+    inputs = Inputs(a_model(), roomy + quick)
+    job = a_job(train__batch_size=4, train__seq_len=64)
+    plan = inputs.place(job)
+    assert {stage.fellow_id[-1] for stage in plan.stages} == set("abcdefghijkmnpqr")
+    told = _offered(inputs, job)
+    (fewer,) = [one for one in told if "of 20 fellows" in one.change]
+    assert {stage.fellow_id[-1] for stage in fewer.plan.stages} <= set("stuv")
+    assert (fewer.plan.view.layout.step_s or 0) < 0.1 * (plan.view.layout.step_s or 0)
