@@ -2,12 +2,12 @@
 
     python -m tests.bench.links [--rounds 2] [--compute 0.9]
 
-Two stages in two network namespaces, joined by a line that tbf shapes both ways. Compute is a wait of
-0.9 s for each forward, recompute and backward of a micro-batch (served block by block, as a stage
-serves its links); 8 micro-batches in 1F1B; hidden 4,096 x 1,024 tokens in 16 bits, 8.4 MB a frame.
-"A quarter" sends a quarter of these bytes and leaves the codec's own time out. Arms take turns, in an
-order that is mirrored in the next round, and one arm stands twice. Needs root. Exit code 1 past a
-limit: CURVE 1.03 of plain at 1 Gbit, 40 Mbit at a quarter 1.25 of the unshaped run.
+Two stages in two network namespaces, joined by a line that tbf shapes both ways. Compute is a wait
+of 0.9 s for each forward, recompute and backward of a micro-batch (served block by block, as a
+stage serves its links); 8 micro-batches in 1F1B; hidden 4,096 x 1,024 tokens in 16 bits, 8.4 MB a
+frame. "A quarter" sends a quarter of these bytes and leaves the codec's own time out. Arms take
+turns, in an order that is mirrored in the next round, and one arm stands twice. Needs root. Exit
+code 1 past a limit: CURVE 1.03 of plain at 1 Gbit, 40 Mbit at a quarter 1.25 of the unshaped run.
 """
 
 import argparse
