@@ -16,6 +16,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from agents.fellow.attempts import Attempts
+from agents.fellow.exporter import EXPORT, Exporter, ExportSetting
 from agents.fellow.forkserver_client import WarmLauncher
 from agents.fellow.identity import Identity, OneDaemon
 from agents.fellow.interfaces import more_addresses
@@ -54,6 +55,7 @@ class DaemonSetting:
     launcher: Launcher | None = None
     """Starts the workers; None = a forkserver, or plain processes when not warm."""
     probe: tuple[str, ...] = PROBE
+    export: tuple[str, ...] = EXPORT
     patience: Patience = PATIENCE
 
 
@@ -113,6 +115,15 @@ class Daemon:
         relay_host = urlsplit(identity.leader).hostname or ""
         more = () if setting.listen_address else more_addresses(address)
         self._tests = LinkTests(Place(address, more, relay_host), self._beat_now.set)
+        exporting = ExportSetting(
+            leader_url=split_pin(identity.leader)[0],
+            leader_token=identity.credential,
+            leader_pin=split_pin(identity.leader)[1],
+            cache_folder=setting.cache_folder,
+            work_folder=setting.state_folder / "work",
+            command=setting.export,
+        )
+        self._exporter = Exporter(exporting, self._outbox.put)
         # A card that is free again is told at once: the next job may wait for it.
         self._supervisor.on_change = self._beat_now.set
 
@@ -153,6 +164,7 @@ class Daemon:
         reason = "the fellow was stopped on its own machine"
         if self._failure is not None:
             reason = self._failure.message
+        await self._exporter.close()
         await self._supervisor.close(reason)
         if self._failure is None:
             await self._outbox.flush(_FLUSH_S)
@@ -254,6 +266,7 @@ class Daemon:
             return
         self._seen.revision, self._seen.heard_at = state.revision, time.monotonic()
         self._supervisor.want(state.stages)
+        self._exporter.want(state.export)
         if state.measure is not None:
             if state.measure.token not in self._seen.measured:
                 self._begin_measuring(state.measure)

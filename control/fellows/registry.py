@@ -27,7 +27,7 @@ from control.store.link_figures import LinkFigure
 from transport.beats import ShortBeat, lengthened
 from transport.cards import PROTOCOL, CardReport, Heartbeat, Speed
 from transport.errors import SwarmError, not_found
-from transport.orders import DesiredState, MeasureOrder, StageAssignment
+from transport.orders import DesiredState, ExportOrder, MeasureOrder, StageAssignment
 from transport.reports import LinkMeasured
 
 MEASURE_S = 300.0  # a fellow that has not told its figures by then will not
@@ -77,6 +77,7 @@ class Member:
     online: bool = False
     assignments: tuple[StageAssignment, ...] = ()
     measure: MeasureOrder | None = None
+    export: ExportOrder | None = None
     measure_since: float = 0.0
     measured_cards: set[int] = field(default_factory=set)
     tested: set[str] = field(default_factory=set)
@@ -256,6 +257,7 @@ class Registry:
             revision=member.revision,
             stages=list(member.assignments),
             measure=member.measure,
+            export=member.export,
             reports_committed=member.committed,
         )
 
@@ -318,6 +320,13 @@ class Registry:
         member.measure_since, member.measured_cards = self._clock.monotonic(), set()
         member.tested = set()
         self._bump(member)
+
+    def order_export(self, fellow_id: str, order: ExportOrder | None) -> None:
+        """Have a fellow make an export, or none; does nothing when it is told so already."""
+        member = self._members.get(fellow_id)
+        if member is not None and member.export != order:
+            member.export = order
+            self._bump(member)
 
     def take_speeds(self, fellow_id: str, card_index: int, speeds: list[Speed]) -> None:
         """Know measured figures of a card."""

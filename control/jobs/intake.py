@@ -23,6 +23,7 @@ from control.store.stages import Peak, Stage
 from transport.reports import (
     AdapterSaved,
     Evaluated,
+    ExportFailed,
     FromStage,
     LinkMeasured,
     LogLine,
@@ -97,8 +98,10 @@ class _Intake:
         self.sequence = sequence
         self.now = now
 
-    def take(self, report: FromStage | Measured | LinkMeasured) -> bool:
+    def take(self, report: FromStage | Measured | LinkMeasured | ExportFailed) -> bool:
         """Apply it. False when it is refused for good."""
+        if isinstance(report, ExportFailed):
+            return True  # control.jobs.exports has taken it
         if isinstance(report, Measured):
             fellows.put_speeds(self.tx, self.fellow_id, report.card_index, report.speeds)
             self.taken.measured.append(report)
