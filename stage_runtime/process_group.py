@@ -28,7 +28,6 @@ import threading
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import UTC, datetime
-from math import prod
 from struct import pack, unpack
 from typing import Final, NamedTuple, Protocol
 
@@ -43,21 +42,11 @@ from stage_runtime.codecs.crossing import Crossing, is_of_tokens, slices
 from stage_runtime.marks import CONTROL, TRANSFER, WAIT, Marks
 from stage_runtime.tensor_bytes import DTYPE_NAMES, bytes_of, fill
 from transport.errors import SwarmError
-from transport.frames import (
-    BASIS,
-    HEADER_BYTES,
-    MAX_CONTROL_VALUES,
-    VOTE,
-    Direction,
-    FrameRefused,
-    Header,
-    Kind,
-)
+from transport.frames import BASIS, MAX_CONTROL_VALUES, VOTE, Direction, FrameRefused, Header, Kind
 from transport.link import Link, LinkFailed, poller_of
 from transport.orders import StageOrder
 
 BACKEND: Final = "swarm"
-MIN_FRAME_BYTES: Final = 32 * 1024
 _POLL_S: Final = 0.25
 """The longest single poll: how late a grace period that ends unseen is noticed."""
 
@@ -475,18 +464,6 @@ def make_group(
     )
     install(group)
     return group
-
-
-def largest_frame(kinds: Sequence[TensorKind], compression: str) -> int:
-    """Bytes of the largest frame that may come: what a link lets in, and no more.
-
-    Twice the largest tensor, for codecs whose tables are larger than a small tensor; a rotation's
-    basis is at most a square of the hidden width in 16 bits.
-    """
-    sizes = [prod(kind.shape) * kind.dtype.itemsize for kind in kinds]
-    if compression == "rotation":
-        sizes.append(2 * kinds[0].shape[-1] ** 2)
-    return HEADER_BYTES + 2 * max(*sizes, MIN_FRAME_BYTES)
 
 
 def install(group: SwarmGroup) -> None:

@@ -27,9 +27,10 @@ from stage_runtime.card_memory import cannot_fit
 from stage_runtime.channel import Channel, ReportedLog
 from stage_runtime.checkpoint import Checkpoint
 from stage_runtime.download import fetch_stage
+from stage_runtime.frame_limit import largest_frame
 from stage_runtime.leader_files import LeaderAccess, fetch_token_file
 from stage_runtime.link_paths import PathTeller
-from stage_runtime.process_group import Paused, find_cause, largest_frame, make_group
+from stage_runtime.process_group import Paused, find_cause, make_group
 from stage_runtime.result import SavedFile, upload
 from stage_runtime.snapshot import SavePlace, fetch_saved
 from stage_runtime.stage_group import LauncherGroup, StageGroup
