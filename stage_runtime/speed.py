@@ -11,6 +11,7 @@ much narrower, or sequences much longer, take longer than the figure says.
 
 # B = sequences, T = tokens of each, D = hidden width, H = heads, K = width of a head
 
+import statistics
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -21,6 +22,9 @@ from torch.nn import functional
 MEASURE_S = 1.2
 """Long enough that a quota on processor time, given out every tenth of a second, averages out."""
 FEWEST = 3
+PARTS_RUNS = 7
+COPIED_BYTES = (256_000_000, 64_000_000)
+"""Of a graphics card, of a processor: far more than its caches hold."""
 HEAD_WIDTH = 64
 OPERATIONS = 4
 """A parameter and token: forward 2, the input's gradient 2. Frozen weights get none."""
@@ -92,6 +96,59 @@ def _norm(hidden_BTD: Tensor) -> Tensor:
     return functional.rms_norm(hidden_BTD, hidden_BTD.shape[-1:])
 
 
+@dataclass(frozen=True)
+class Figures:
+    """What was measured of a card in one number format."""
+
+    tflops: float
+    cold_tflops: float
+    matmul_tflops: float
+    attention_tflops: float
+    memory_bytes_s: float
+
+
+def figures(
+    shape: Shape, device: torch.device, dtype: torch.dtype, clock: Callable[[], float]
+) -> Figures:
+    """Measure a card: the work of a stage cold and warm, then its parts alone."""
+    work = Work(shape, device, dtype)
+    began = clock()
+    work.run()
+    wait(device)
+    cold = shape.operations / (clock() - began) / 1e12
+    warm = _warm_tflops(work, shape, device, clock)
+    rows = (shape.sequences * shape.tokens, shape.hidden)
+    left = torch.ones(rows, device=device).to(dtype)
+    heads = work.given_BTD.detach().reshape(*work.given_BTD.shape[:2], -1, HEAD_WIDTH)
+    heads = heads.transpose(1, 2).contiguous()
+    # Written once: a page that never was is read from nowhere.
+    copied = torch.ones(COPIED_BYTES[device.type == "cpu"], dtype=torch.uint8, device=device)
+    target = torch.empty_like(copied)
+
+    def median_s(run: Callable[[], object]) -> float:
+        times = []
+        for _ in range(PARTS_RUNS + 1):
+            began = clock()
+            run()
+            wait(device)
+            times.append(clock() - began)
+        return statistics.median(times[1:])  # the first one warms up
+
+    product = 2 * rows[0] * shape.hidden * shape.inner
+    # Two products for each pair of tokens, as if no pair were masked.
+    attention = 4 * shape.sequences * shape.tokens**2 * shape.hidden
+    up = work.weights["up"]
+    return Figures(
+        tflops=warm,
+        cold_tflops=cold,
+        matmul_tflops=product / median_s(lambda: functional.linear(left, up)) / 1e12,
+        attention_tflops=attention
+        / median_s(lambda: functional.scaled_dot_product_attention(heads, heads, heads))
+        / 1e12,
+        memory_bytes_s=2 * copied.numel() / median_s(lambda: target.copy_(copied)),
+    )
+
+
 def tflops(
     shape: Shape, device: torch.device, dtype: torch.dtype, clock: Callable[[], float]
 ) -> float:
@@ -103,6 +160,12 @@ def tflops(
     work = Work(shape, device, dtype)
     work.run()  # compiles, warms up, and uses what a quota has saved up
     wait(device)
+    return _warm_tflops(work, shape, device, clock)
+
+
+def _warm_tflops(
+    work: Work, shape: Shape, device: torch.device, clock: Callable[[], float]
+) -> float:
     passes, began = 0, clock()
     while True:
         work.run()

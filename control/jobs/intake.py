@@ -14,9 +14,10 @@ from control.job_states import ACTIVE, may_move
 from control.jobs.losing import Loss, lose
 from control.records.job_files import JobFiles, Line
 from control.records.smoothing import REACH, extend
-from control.store import fellows, jobs, records, stages
+from control.store import fellows, jobs, link_figures, records, stages
 from control.store.database import Tx
 from control.store.jobs import Job
+from control.store.link_figures import LinkFigure
 from control.store.records import Span
 from control.store.stages import Peak, Stage
 from transport.reports import (
@@ -24,6 +25,7 @@ from transport.reports import (
     Evaluated,
     ExportFailed,
     FromStage,
+    LinkMeasured,
     LogLine,
     Measured,
     MemoryMeasured,
@@ -52,6 +54,8 @@ class Taken:
     logged: dict[str, str] = field(default_factory=dict)
     """job_id -> pool, of jobs with new log lines."""
     measured: list[Measured] = field(default_factory=list)
+    link_figures: list[LinkFigure] = field(default_factory=list)
+    tested: list[LinkMeasured] = field(default_factory=list)
     lines: dict[str, list[Line]] = field(default_factory=dict)
 
 
@@ -94,13 +98,16 @@ class _Intake:
         self.sequence = sequence
         self.now = now
 
-    def take(self, report: FromStage | Measured | ExportFailed) -> bool:
+    def take(self, report: FromStage | Measured | LinkMeasured | ExportFailed) -> bool:
         """Apply it. False when it is refused for good."""
         if isinstance(report, ExportFailed):
             return True  # control.jobs.exports has taken it
         if isinstance(report, Measured):
             fellows.put_speeds(self.tx, self.fellow_id, report.card_index, report.speeds)
             self.taken.measured.append(report)
+            return True
+        if isinstance(report, LinkMeasured):
+            self._tested(report)
             return True
         job = jobs.find(self.tx, report.job_id)
         if job is None:
@@ -140,6 +147,19 @@ class _Intake:
         if isinstance(told, Evaluated):
             self._evaluated(job, stage, told)
         return True
+
+    def _tested(self, told: LinkMeasured) -> None:
+        found = [
+            LinkFigure(sender, taker, speed, told.latency_s, told.path, self.now)
+            for sender, taker, speed in (
+                (self.fellow_id, told.peer, told.up_bytes_s),
+                (told.peer, self.fellow_id, told.down_bytes_s),
+            )
+            if speed is not None and told.latency_s is not None
+        ]
+        link_figures.put(self.tx, found)
+        self.taken.link_figures += found
+        self.taken.tested.append(told)
 
     def _bound(self, job: Job, stage: Stage, told: StageBound) -> None:
         if stage.public_key is not None or job.state not in ACTIVE:

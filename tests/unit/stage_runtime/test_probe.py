@@ -46,6 +46,15 @@ def test_one_card_is_measured_in_the_formats_asked_for(
     assert min(one.tflops for one in speeds) > 0
 
 
+def test_a_card_s_parts_are_measured_beside_the_work_of_a_stage() -> None:
+    (speed,), why = probe.measure(CPU, ["float32"], SMALL)
+    assert why == ""
+    parts = (speed.cold_tflops, speed.matmul_tflops, speed.attention_tflops)
+    assert all(part is not None and 0 < part < 1000 for part in parts)
+    assert speed.memory_bytes_s is not None
+    assert 1e7 < speed.memory_bytes_s < 1e13
+
+
 def test_a_card_that_is_not_there_is_said_so(capsys: pytest.CaptureFixture[str]) -> None:
     assert probe.main(["--kind", "cuda", "--uuid", "GPU-none"]) == 0
     told = json.loads(capsys.readouterr().out)
