@@ -52,6 +52,7 @@ log = logging.getLogger(__name__)
 REQUESTS_KEPT_S = 7 * 86_400.0
 HOUSEKEEPING_S = 60.0
 SCHEDULE_REST_S = 0.5
+SWEEPS_A_BEAT = 5
 
 
 class Leader:
@@ -91,7 +92,7 @@ class Leader:
     def start(self) -> None:
         """Begin the loops that run by themselves."""
         self._loops = [
-            asyncio.create_task(self._every(self._sweep), name="sweep"),
+            asyncio.create_task(self._sweep_loop(), name="sweep"),
             asyncio.create_task(self._every(self.office.exports.turn), name="exports"),
             asyncio.create_task(self._schedule_loop(), name="schedule"),
             asyncio.create_task(self._housekeeping_loop(), name="housekeeping"),
@@ -235,11 +236,18 @@ class Leader:
             silent = registry.silent_s(registry.get(fellow_id))
             why = f"went offline ({silent:.0f} s without a heartbeat)"
             await self.office.jobs.lose_fellow(fellow_id, why)
+        await self.office.jobs.look_for_stuck()
 
     async def _every(self, work: Callable[[], Awaitable[None]]) -> None:
         while True:
             await self.office.clock.wait(self.office.settings.heartbeat_s)
             await _guarded(work)
+
+    async def _sweep_loop(self) -> None:
+        """More often than fellows beat: silence is noticed when it is long enough, not later."""
+        while True:
+            await self.office.clock.wait(self.office.settings.heartbeat_s / SWEEPS_A_BEAT)
+            await _guarded(self._sweep)
 
     async def _schedule_loop(self) -> None:
         registry = self.office.registry

@@ -107,6 +107,9 @@ class SwarmGroup(dist.ProcessGroup):
         self._step = 0
         self.marks = Marks()
         self._wait_s = 0.0
+        self.moved = 0
+        """Blocks computed and frames received: what another thread sees of this one's progress."""
+        self._waiting: tuple[Callable[[], str], int, datetime] | None = None
         self._lock = threading.Lock()
         self._error: SwarmError | None = None
         self._has_told = False
@@ -251,6 +254,7 @@ class SwarmGroup(dist.ProcessGroup):
 
     def check(self) -> None:
         """Serve the links without waiting; raise if the run must stop. For block guards."""
+        self.moved += 1
         with self.marks.of(TRANSFER):
             self._serve()
         self._raise_if_failed()
@@ -333,10 +337,20 @@ class SwarmGroup(dist.ProcessGroup):
                     if left_s <= 0:
                         self.fail(too_late(peer, what(), start, began_at))
                         continue
+                    self._waiting = (what, peer.stage, began_at)
                     if not self._works_while(peer):
                         self._rest(min(left_s, _POLL_S))
         finally:
+            self._waiting = None
             self._wait_s += time.monotonic() - start
+
+    def waits_for(self) -> str:
+        """What this stage waits for, from whom and since when; "" when it does not. Any thread."""
+        waiting = self._waiting
+        if waiting is None:
+            return ""
+        what, stage, since = waiting
+        return f"{what()} from stage {stage}, since {since:%H:%M:%S} UTC"
 
     # --- inside ---
 
@@ -428,6 +442,7 @@ class SwarmGroup(dist.ProcessGroup):
             with self.marks.of(TRANSFER):
                 awaited.take(frame.payload)
             awaited.is_done = True
+            self.moved += 1
 
     def _rest(self, seconds: float) -> None:
         """Sleep until a link or another thread has something, telling what was used up first."""

@@ -30,7 +30,8 @@ from stage_runtime.download import fetch_stage
 from stage_runtime.frame_limit import largest_frame
 from stage_runtime.leader_files import LeaderAccess, fetch_token_file
 from stage_runtime.link_paths import PathTeller
-from stage_runtime.process_group import Paused, find_cause, make_group
+from stage_runtime.moving import Moving
+from stage_runtime.process_group import Paused, SwarmGroup, find_cause, make_group
 from stage_runtime.result import SavedFile, upload
 from stage_runtime.snapshot import SavePlace, fetch_saved
 from stage_runtime.stage_group import LauncherGroup, StageGroup
@@ -171,6 +172,7 @@ class _Worker:
         self.links: PipelineLinks | None = None
         self._paths = PathTeller(channel)
         self.group: StageGroup | None = None
+        self._moving: Moving | None = None
 
     def run(self) -> None:
         """Bind, load, connect, train, save."""
@@ -185,10 +187,14 @@ class _Worker:
         self.control.check()
         self.group = self._connect(loaded)
         self.control.adopt(self.group)
+        if isinstance(self.group, SwarmGroup):
+            self._moving = Moving(self.channel, self.group)
         self.group.begin_step(0)
         log.info("ready; waiting until every stage is")
         self.group.exchange([0.0], timeout_s=OTHERS_LOAD_S)
         saved = train(loaded, self.group, self.channel.report, work, place)
+        if self._moving is not None:
+            self._moving.stop()
         # Nobody needs a neighbour any more; a file that is long on its way must not hold links.
         self.group.close()
         self._bring(saved)

@@ -118,6 +118,10 @@ class StageStatus(Told):
     """The worker process's memory, as the system counts it."""
     card_bytes: list[Bytes] = []
     """Tensor bytes it holds on each of its cards."""
+    moved: Annotated[int, Field(ge=0)] | None = None
+    """Blocks computed and frames received so far: what does not grow does not move."""
+    waits_for: Annotated[str, Field(max_length=300)] = ""
+    """The frame and the neighbour that it waits for, and since when; "" when it does not wait."""
     links: Annotated[list[LinkStatus], Field(max_length=2)] = []
 
 

@@ -167,6 +167,15 @@ class StageFailed(FromStage):
     """True when the process is gone or stuck through no fault of the job: another try may do."""
 
 
+class Progress(FromStage):
+    """Worker -> daemon only, about every 2 s: it goes into heartbeats and is never stored."""
+
+    kind: Literal["progress"] = "progress"
+    moved: Count
+    """Blocks computed and frames received so far."""
+    waits_for: Annotated[str, Field(max_length=300)] = ""
+
+
 class LogLine(FromStage):
     """One line of the worker's log: untrusted text."""
 
@@ -215,6 +224,7 @@ class LinkMeasured(Told):
 StageReport = Annotated[
     StageBound
     | LinkPath
+    | Progress
     | StageLoaded
     | StepDone
     | Evaluated

@@ -13,7 +13,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from agents.fellow.reconcile import Key
 from agents.log_lines import clean, redact
-from transport.reports import LinkPath, LogLine, Report, StageFailed, StageReport
+from transport.reports import LinkPath, LogLine, Progress, Report, StageFailed, StageReport
 
 LINES_A_SECOND = 20.0
 LINES_AT_ONCE = 200.0
@@ -59,7 +59,7 @@ class Intake:
         if Key(report.job_id, report.attempt, report.stage) != self._key:
             log.warning("a worker reported for another stage", extra={"stage": str(self._key)})
             return None
-        if not isinstance(report, LinkPath):  # that goes with the heartbeats
+        if not isinstance(report, LinkPath | Progress):  # those go with the heartbeats
             self._put(report)
         return report
 

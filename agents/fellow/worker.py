@@ -7,6 +7,7 @@ not decide what should run.
 import asyncio
 import logging
 import signal
+import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -17,12 +18,14 @@ import psutil
 from agents.fellow.launcher import Ended, Process
 from agents.fellow.reconcile import Key, Seen
 from agents.fellow.reports import Intake
+from agents.log_lines import clean
 from transport.cards import LinkStatus, StageStatus
 from transport.orders import Links, StageOrder, WorkerLinks, WorkerPause, WorkerStart
 from transport.reports import (
     AdapterSaved,
     Evaluated,
     LinkPath,
+    Progress,
     StageBound,
     StageDone,
     StageFailed,
@@ -36,6 +39,9 @@ WorkerPhase = Literal[
 ]
 DONE, FAILED, PAUSED = 0, 3, 4  # exit codes of a worker
 _LAST_LINES = 12
+FROZEN_S = 6.0
+"""A worker process that something has stopped for so long is ended."""
+FROZEN_LOOK_S = 1.0
 
 log = logging.getLogger("swarm.fellow")
 
@@ -64,6 +70,8 @@ class Told:
     links: dict[int, LinkPath] = field(default_factory=dict)
     """Neighbour -> the newest word on the link to it."""
     whole: StageDone | None = None
+    moved: int | None = None
+    waits_for: str = ""
 
     @property
     def sent_bytes(self) -> int:
@@ -89,6 +97,8 @@ class Told:
     def note(self, report: StageReport) -> None:
         """Learn from one report."""
         match report:
+            case Progress():
+                self.moved, self.waits_for = report.moved, report.waits_for
             case LinkPath():
                 self.links[report.neighbour] = report
             case StageBound():
@@ -151,13 +161,15 @@ class Worker:
     async def watch(self, changed: Callable[[], None]) -> Ended:
         """Pass on everything it says until it is gone, then say what it could not."""
         talk = asyncio.gather(self._read_reports(changed), self._read_printed())
+        frozen = asyncio.create_task(self._notice_frozen(), name=f"frozen? {self.key}")
         try:
             how = await asyncio.shield(self.process.ended)
             # Its last words are in the sockets already; a grandchild may hold those open.
             await asyncio.wait([talk], timeout=2.0)
         finally:
             talk.cancel()
-            await asyncio.gather(talk, return_exceptions=True)
+            frozen.cancel()
+            await asyncio.gather(talk, frozen, return_exceptions=True)
             self.process.close()
         self._conclude(how)
         return how
@@ -183,6 +195,8 @@ class Worker:
             phase=self.told.phase,
             step=self.told.step,
             resident_bytes=resident,
+            moved=self.told.moved,
+            waits_for=clean(self.told.waits_for, 300),
             links=[
                 LinkStatus(
                     neighbour=link.neighbour,
@@ -204,6 +218,27 @@ class Worker:
                 self.told.note(report)
                 if (self.told.phase, self.told.paths) != before:
                     changed()
+
+    async def _notice_frozen(self) -> None:
+        """End a process that something has stopped: its neighbours would wait for it for long."""
+        since: float | None = None
+        while True:
+            await asyncio.sleep(FROZEN_LOOK_S)
+            try:
+                status = psutil.Process(self.process.pid).status()
+            except psutil.Error:
+                return
+            now = time.monotonic()
+            if status not in (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP):
+                since = None
+            elif since is None:
+                since = now
+            elif now - since >= FROZEN_S and not self.stop_reason:
+                words = f"a signal stopped the worker process for {now - since:.0f} s"
+                self.intake.fail(words, hint="nothing may stop a training process", lost=True)
+                self.told.phase, self.told.has_failed = "failed", True
+                self.process.signal(signal.SIGKILL)
+                return
 
     async def _read_printed(self) -> None:
         async for line in self.process.printed.lines():

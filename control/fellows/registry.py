@@ -6,6 +6,7 @@ or repeated message changes nothing. Does not know what a job is; it is given th
 
 import asyncio
 import itertools
+import logging
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
@@ -30,6 +31,11 @@ from transport.errors import SwarmError, not_found
 from transport.orders import DesiredState, ExportOrder, MeasureOrder, StageAssignment
 from transport.reports import LinkMeasured
 
+log = logging.getLogger(__name__)
+
+FEWEST_AT_ONCE = 2
+HOLD_FIRE_S = 120.0
+"""Fellows that stay silent for so long are gone, however many they are."""
 MEASURE_S = 300.0  # a fellow that has not told its figures by then will not
 MAX_HOLD_S = 25.0  # a held request ends before proxies give it up
 
@@ -148,6 +154,8 @@ class Registry:
         """(sender, taker) -> as measured last."""
         self.links = LinkBoard()
         """How stages reach each other now."""
+        self.suspects_itself = False
+        """Most fellows are silent at once: nobody counts as lost for a while."""
         self.heard = asyncio.Event()
         """Set whenever something changed that may let a waiting job start."""
 
@@ -398,6 +406,7 @@ class Registry:
         """
         now = self._clock.monotonic()
         stalled = max(0.0, now - self._last_sweep - 2 * self._timing.heartbeat_s)
+        self._suspect_itself(now)
         self._last_sweep = now
         lost = []
         for member in self._members.values():
@@ -413,7 +422,22 @@ class Registry:
                 self.heard.set()
                 self._publish("fellows", member.pool, "offline")
             lost.append(member.fellow_id)
-        return lost
+        return [] if self.suspects_itself else lost
+
+    def _suspect_itself(self, now: float) -> None:
+        """When most fellows fall silent at once it is the leader's own network, most likely."""
+        heard = [one.heard_at for one in self._members.values() if one.heard_at is not None]
+        limit = self._timing.offline_after_s
+        silent = sorted(at for at in heard if limit <= now - at < limit + HOLD_FIRE_S)
+        at_once = 2 * self._timing.heartbeat_s
+        together = max(
+            (sum(at <= one <= at + at_once for one in silent) for at in silent), default=0
+        )
+        suspects = together >= FEWEST_AT_ONCE and 2 * together > len(heard)
+        if suspects and not self.suspects_itself:
+            words = "most fellows fell silent at once: is it this leader's own network?"
+            log.warning(words, extra={"silent": together, "of": len(heard)})
+        self.suspects_itself = suspects
 
     def silent_s(self, member: Member) -> float:
         """Seconds since its last heartbeat, or since the leader's start."""

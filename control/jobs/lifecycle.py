@@ -17,12 +17,13 @@ from control.jobs.dispatch import Dispatch
 from control.jobs.going_on import refused
 from control.jobs.intake import Taken, fail, take_batch
 from control.jobs.losing import Loss, lose
+from control.jobs.moving import Movement, Stuck
 from control.jobs.placing import Placed, Placing, Planner, as_found, plan_changed
 from control.jobs.recovery import Recovery, RecoveryTools, start_again, waiting
 from control.jobs.relaying import RelayTerms
 from control.jobs.results import Results
 from control.jobs.starting import Attempt, stages_of
-from control.jobs.views import job_view
+from control.jobs.views import job_view, median_step_s
 from control.records.events import Events
 from control.records.job_files import JobFiles
 from control.snapshots.keeper import SnapshotKey, Snapshots
@@ -30,7 +31,7 @@ from control.store import jobs, records, stages
 from control.store.database import Database, Tx
 from control.store.files import StoredFile
 from control.store.jobs import Job
-from transport.api.jobs import JobsSubmit, JobView
+from transport.api.jobs import JobsSubmit, JobView, ShownStage
 from transport.errors import SwarmError, not_found
 from transport.ids import RandomBytes, mint
 from transport.orders import TokenFile
@@ -87,6 +88,7 @@ class Jobs:
                 tools.database, tools.registry, tools.planner, tools.snapshots, tools.clock
             )
         )
+        self._movement = Movement(tools.clock)
         self._placing = asyncio.Lock()
         self._moved: dict[str, asyncio.Event] = {}
         self._finishing: dict[str, asyncio.Task[None]] = {}
@@ -171,8 +173,18 @@ class Jobs:
         return view
 
     async def view(self, job_id: str) -> JobView:
-        """A job as it is now."""
-        return await self._database.read(lambda tx: job_view(tx, job_id))
+        """A job as it is now, and what its stages wait for."""
+        view = await self._database.read(lambda tx: job_view(tx, job_id))
+        shown = [self._with_wait(view, stage) for stage in view.stages]
+        return view if shown == view.stages else view.model_copy(update={"stages": shown})
+
+    def _with_wait(self, view: JobView, stage: ShownStage) -> ShownStage:
+        member = self._registry.find(stage.fellow_id)
+        told = member.beat.stages if member is not None and member.beat is not None else []
+        name = (view.job_id, view.attempt, stage.stage)
+        waits = (s.waits_for for s in told if (s.job_id, s.attempt, s.stage) == name)
+        found = next(waits, "")
+        return stage.model_copy(update={"untrusted_waits_for": found}) if found else stage
 
     async def wait(self, job_id: str, until: Until, seen: Seen | None = None) -> JobView:
         """A job once it has ended or done a step, or when the time is over.
@@ -240,6 +252,29 @@ class Jobs:
         if self._dispatch.is_working(fellow_id):
             for job in await self._database.write(change):
                 await self._follow(job.job_id, job.pool)
+
+    async def look_for_stuck(self) -> None:
+        """Let jobs go on whose stages stand still although their fellows answer."""
+        self._movement.note(self._registry.every())
+        if not self._movement.any_still():
+            return
+        for job, num_stages, step_s in await self._database.read(_running):
+            stuck = self._movement.stuck((job.job_id, job.attempt), num_stages, step_s)
+            if stuck is not None and await self._database.write(
+                lambda tx, j=job, s=stuck: self._lose_stuck(tx, j, s)  # type: ignore[misc]
+            ):
+                await self._follow(job.job_id, job.pool)
+
+    def _lose_stuck(self, tx: Tx, job: Job, stuck: Stuck) -> bool:
+        fresh = jobs.find(tx, job.job_id)
+        if fresh is None or (fresh.attempt, fresh.state) != (job.attempt, "running"):
+            return False
+        at = f" at step {job.step}" if job.step else ""
+        loss = Loss(self._tools.clock.now(), f"{stuck.words}{at}")
+        lose(tx, fresh, loss, may_recover=self._tools.auto_replace)
+        if stuck.waits:
+            jobs.update(tx, job.job_id, error="; ".join(stuck.waits)[:2000])
+        return True
 
     # --- by itself ---------------------------------------------------------------------------
 
@@ -435,6 +470,15 @@ class Jobs:
         else:
             if "state" in changes:
                 await self._follow(job_id, job.pool)
+
+
+def _running(tx: Tx) -> list[tuple[Job, int, float | None]]:
+    """Running jobs, their stages, and how long their steps take."""
+    found = []
+    for job in jobs.in_states(tx, ["running"]):
+        rows = stages.of_job(tx, job.job_id, job.attempt)
+        found.append((job, len(rows), median_step_s(tx, job, rows)))
+    return found
 
 
 def _all_of(tx: Tx, job_id: str) -> tuple[Job, list[stages.Stage], Sequence[dict[str, object]]]:

@@ -3,7 +3,7 @@
 import asyncio
 
 from control.jobs.lifecycle import Until
-from control.jobs.views import job_row, job_view, with_boundaries
+from control.jobs.views import job_row, with_boundaries
 from control.operations.call import Call, handles
 from control.operations.office import Office
 from control.records.job_files import Wanted
@@ -151,8 +151,7 @@ def _list_words(total: int, ask: JobsList) -> str:
 async def jobs_get(leader: Office, call: Call, ask: JobsGet) -> JobView:
     """One job."""
     await need_job(leader, call, ask.job_id)
-    view = await leader.database.read(lambda tx: job_view(tx, ask.job_id))
-    return with_boundaries(view, leader.registry.links)
+    return with_boundaries(await leader.jobs.view(ask.job_id), leader.registry.links)
 
 
 @handles(JOBS_WAIT)

@@ -5,6 +5,7 @@ A copy of the file is kept before anything changes. A database that a newer Swar
 
 import contextlib
 import sqlite3
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from transport.errors import SwarmError
@@ -32,17 +33,40 @@ def migrate(tx: sqlite3.Connection, path: Path, folder: Path = FOLDER) -> None:
     have, wanted = schema_version(tx), steps(folder)
     newest = wanted[-1][0]
     if have > newest:
+        writer = _written_by(tx)
+        opens = f"Swarm {writer}" if writer else "the newer Swarm"
         raise SwarmError(
             "conflict",
             f"{path.name} has schema version {have}; this Swarm knows up to {newest}",
-            hint="start the newer Swarm again, or restore a backup made before the upgrade",
-            facts={"schema": have, "known": newest},
+            hint=f"start {opens} again, or restore a backup made before the upgrade",
+            facts={"schema": have, "known": newest, "written_by": writer},
         )
     if 0 < have < newest:
         _keep_copy(tx, path.with_name(f"{path.name}.schema-{have}"))
-    for version, sql in wanted:
-        if version > have:
-            _apply(tx, version, sql)
+    for number, sql in wanted:
+        if number > have:
+            _apply(tx, number, sql)
+    if folder == FOLDER:
+        _sign(tx)
+
+
+def _written_by(tx: sqlite3.Connection) -> str | None:
+    """The version of Swarm that opened this database last; None when it does not say so."""
+    try:
+        row = tx.execute("SELECT value FROM about WHERE name = 'version'").fetchone()
+    except sqlite3.Error:
+        return None
+    return str(row[0])[:64] if row else None
+
+
+def _sign(tx: sqlite3.Connection) -> None:
+    """Write down which version reads this database, for an older one that is asked to."""
+    try:
+        own = version("swarm-pool")
+    except PackageNotFoundError:
+        return
+    if _written_by(tx) != own:
+        tx.execute("INSERT OR REPLACE INTO about VALUES ('version', ?)", (own,))
 
 
 def _apply(tx: sqlite3.Connection, version: int, sql: str) -> None:

@@ -69,6 +69,8 @@ class ShownStage(Model):
     """Measured tensor bytes; null until the stage has told."""
     sent_bytes: int | None = None
     received_bytes: int | None = None
+    untrusted_waits_for: str = ""
+    """The frame and the neighbour that it waits for now: text from another machine."""
 
 
 class ShownBoundary(Model):

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import AsyncIterator, Callable
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -133,15 +134,21 @@ async def test_a_closed_database_refuses_and_closing_twice_is_harmless(tmp_path:
     assert refusal.value.code == "unavailable"
 
 
-async def test_a_database_of_a_newer_swarm_is_refused_with_both_versions(tmp_path: Path) -> None:
+async def test_a_database_of_a_newer_swarm_is_refused_with_the_version_that_opens_it(
+    tmp_path: Path,
+) -> None:
     path = tmp_path / "leader.db"
+    await (await Database.open(path)).close()
     with sqlite3.connect(path) as tx:
         tx.execute("PRAGMA user_version = 99")
     tx.close()
     with pytest.raises(SwarmError) as refusal:
         await Database.open(path)
     assert refusal.value.code == "conflict"
-    assert refusal.value.facts == {"schema": 99, "known": migrate.steps()[-1][0]}
+    own = version("swarm-pool")
+    facts = {"schema": 99, "known": migrate.steps()[-1][0], "written_by": own}
+    assert refusal.value.facts == facts
+    assert f"start Swarm {own} again" in refusal.value.hint
 
 
 def test_a_migration_keeps_a_copy_first_and_changes_nothing_when_it_fails(tmp_path: Path) -> None:
