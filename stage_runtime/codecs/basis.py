@@ -42,7 +42,7 @@ class Basis:
     mean: Tensor
     """float32 (D)."""
     vectors: Tensor
-    """float16 (D, P), orthonormal columns, the largest variance first."""
+    """float16 (D, P), orthonormal columns, those with the most bits first."""
     spread: Tensor
     """float32 (P): the usual size of a component beside its token's scale."""
     step: Tensor
@@ -197,9 +197,14 @@ def fit(seen: Seen, bits: int) -> Basis:
         bits_G = _pour(errors_BP * spread_P.square(), budget)
         bits_P = bits_G.repeat_interleave(GROUP)
         kept_P = bits_P > 0
-    chosen = bits_P.long()[None]
+    step_P = steps_BP.gather(0, bits_P[None])[0]
+    by_bits = bits_P.argsort(descending=True, stable=True)  # groups stay together
     return Basis(
-        mean_D.float(), vectors_DP, spread_P, steps_BP.gather(0, chosen)[0], bits_G.to(torch.uint8)
+        mean_D.float(),
+        vectors_DP[:, by_bits].contiguous(),
+        spread_P[by_bits],
+        step_P[by_bits],
+        bits_G.sort(descending=True).values.to(torch.uint8),
     )
 
 
