@@ -293,6 +293,7 @@ def compose(
         clock,
         random_bytes,
         relay_terms(settings, relay_key(key)),
+        auto_replace=settings.auto_replace,
     )
     office = Office(
         settings=settings,
