@@ -1,6 +1,7 @@
 """A rotation: calibrated on what crosses, packed to the plan's bytes, near, the same every time."""
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -164,3 +165,23 @@ def test_too_few_tokens_are_refused_with_their_number() -> None:
     with pytest.raises(SwarmError, match="gives 1 tokens") as refusal:
         fit(seen_of(rows(1)), 4)
     assert refusal.value.code == "invalid-input"
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"bits": torch.full((6,), 12, dtype=torch.uint8)},
+        {"bits": torch.tensor([1, 2, 0, 0, 0, 0], dtype=torch.uint8)},
+        {"bits": torch.tensor([16, 0, 0, 0, 0, 0], dtype=torch.uint8)},
+        {"spread": torch.zeros(48)},
+        {"step": torch.full((48,), math.nan)},
+        {"mean": torch.full((48,), math.inf)},
+    ],
+    ids=["too many", "not falling", "too wide", "no spread", "no step", "no mean"],
+)
+def test_a_neighbours_basis_that_no_calibration_gives_is_refused(change: dict[str, Tensor]) -> None:
+    basis = fit(seen_of(rows(1000)), 4)
+    basis.check(24)
+    with pytest.raises(SwarmError) as refusal:
+        replace(basis, **change).check(24)
+    assert refusal.value.code == "stage-failed"
