@@ -82,7 +82,7 @@ def slow_line(line: Line | None, port: int) -> Iterator[int]:
     process = multiprocessing.get_context("spawn").Process(target=_run, args=(line, port, theirs))
     process.start()
     try:
-        assert ours.poll(30), "the line did not come up in 30 s"
+        assert ours.poll(120), "the line did not come up in 120 s"
         yield int(ours.recv())
     finally:
         process.kill()

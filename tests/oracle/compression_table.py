@@ -198,7 +198,9 @@ def raised(fix: Fix, factors: Tensor) -> Fix:
     return lambda rows: fix(rows * factors) / factors
 
 
-def one_process(folder: Path, sequences: Sequences, boundaries: list[int]) -> Iterator[str]:
+def one_process(
+    folder: Path, sequences: Sequences, kinds: list[Kind], boundaries: list[int]
+) -> Iterator[str]:
     """The lines of the first table."""
     bench = Bench(folder, sequences)
     plain = bench.held_out({})
@@ -210,7 +212,7 @@ def one_process(folder: Path, sequences: Sequences, boundaries: list[int]) -> It
         for raises in (False, True):
             factors = {at: planted(seen, at) if raises else torch.ones(seen.shape[1])
                        for at, seen in rows.items()}  # fmt: skip
-            for kind in (*KINDS, WHOLE):
+            for kind in (*kinds, WHOLE):
                 fixes = {
                     at: raised(fix_of(kind, seen * factors[at]), factors[at])
                     for at, seen in rows.items()
@@ -307,6 +309,7 @@ def main() -> int:
         parser.error(f"{told.folder} holds no model: run scripts/demo once, or name a folder")
     os.environ.update({"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"})
     torch.set_num_threads(1)
+    chosen = [kind for kind in KINDS if kind.name in told.kinds]
     started = time.monotonic()
     with tempfile.TemporaryDirectory() as temporary:
         cache = Path(temporary)
@@ -318,10 +321,9 @@ def main() -> int:
             path = cache / "tokens" / f"{tokens.digest}.safetensors"
             vocab = open_checkpoint(place).facts.vocab
             opened = open_sequences(path, tokens, SEQ_LEN, vocab)
-            for line in one_process(place, opened, told.boundaries):
+            for line in one_process(place, opened, chosen, told.boundaries):
                 print(line, flush=True)
         if told.only != "one-process":
-            chosen = [kind for kind in KINDS if kind.name in told.kinds]
             shapes = [(count + 1, steps) for count in told.boundaries for steps in told.steps]
             for line in real_stages(cache, tokens, chosen, shapes):
                 print(line, flush=True)
