@@ -117,7 +117,17 @@ class PoolPlanner:
     async def changes(self, pool: str, plan: Plan) -> list[str]:
         """What keeps a stored plan from starting now."""
         model = await self._model(plan.view.config.model.id)
-        return difference(plan, await self._inventory(pool), model.planned.source)
+        changes = difference(plan, await self._inventory(pool), model.planned.source)
+        return changes + await self._data_changes(plan)
+
+    async def _data_changes(self, plan: Plan) -> list[str]:
+        data = plan.view.data
+        if data is None or data.dataset is None:
+            return []
+        now = await self._sources.data.pinned(plan.view.config.data)
+        if now == data.dataset:
+            return []
+        return [f"its data set is {now} now, the plan was made for {data.dataset}"]
 
     async def plan_again(self, job: Job, config: JobConfig) -> Plan:
         """A plan for a job that goes on: its own fellows count as free."""
