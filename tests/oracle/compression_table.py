@@ -1,7 +1,7 @@
 """What each kind of compression does to a real model: `python -m tests.oracle.compression_table`.
 
 SmolLM2-135M-Instruct as `swarm demo` converted it (or a folder that is named), and English that
-every Python brings along, packed in 128-token sequences: the last 32 are held out, the first hold
+every Python brings along, packed in 128-token sequences: the last 48 are held out, the first hold
 the 16,384 tokens of the calibration. Two tables:
 
   one process   every kind and rate, for one and for two boundaries, untrained; also with planted
@@ -51,7 +51,7 @@ from transport.orders import CompressionSettings, LoraSettings, TokenFile, Train
 from transport.reports import Evaluated, StageDone
 
 DEMO = user_cache_path("swarm") / "demo" / "models" / "SmolLM2-135M-Instruct"
-SEQ_LEN, HELD_OUT, CALIBRATION = 128, 32, 128
+SEQ_LEN, HELD_OUT, CALIBRATION = 128, 48, 128
 LAYERS = 30
 OUTLIERS, ABOVE_MEDIAN = 4, 1000.0
 ATTENTION = ["q_proj", "k_proj", "v_proj", "o_proj"]
