@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from agents.fellow.attempts import Attempts
+from agents.fellow.exporter import EXPORT, Exporter, ExportSetting
 from agents.fellow.forkserver_client import WarmLauncher
 from agents.fellow.identity import Identity, OneDaemon
 from agents.fellow.interfaces import more_addresses
@@ -22,7 +23,7 @@ from agents.fellow.inventory import Inventory, Places, address_towards, read_off
 from agents.fellow.launcher import Launcher, PlainLauncher
 from agents.fellow.leader_link import LeaderLink
 from agents.fellow.outbox import Backoff, Outbox
-from agents.fellow.probe import PROBE, measure
+from agents.fellow.probe import PROBE, measure, prove
 from agents.fellow.spool import Spool
 from agents.fellow.supervisor import Supervisor, WorkerSetting
 from agents.fellow.worker import PATIENCE, Patience
@@ -51,6 +52,7 @@ class DaemonSetting:
     launcher: Launcher | None = None
     """Starts the workers; None = a forkserver, or plain processes when not warm."""
     probe: tuple[str, ...] = PROBE
+    export: tuple[str, ...] = EXPORT
     patience: Patience = PATIENCE
 
 
@@ -105,6 +107,15 @@ class Daemon:
             ),
             self._outbox.put,
         )
+        exporting = ExportSetting(
+            leader_url=split_pin(identity.leader)[0],
+            leader_token=identity.credential,
+            leader_pin=split_pin(identity.leader)[1],
+            cache_folder=setting.cache_folder,
+            work_folder=setting.state_folder / "work",
+            command=setting.export,
+        )
+        self._exporter = Exporter(exporting, self._outbox.put)
         # A card that is free again is told at once: the next job may wait for it.
         self._supervisor.on_change = self._beat_now.set
 
@@ -145,6 +156,7 @@ class Daemon:
         reason = "the fellow was stopped on its own machine"
         if self._failure is not None:
             reason = self._failure.message
+        await self._exporter.close()
         await self._supervisor.close(reason)
         if self._failure is None:
             await self._outbox.flush(_FLUSH_S)
@@ -156,9 +168,14 @@ class Daemon:
     async def _warm_up(self) -> None:
         if not isinstance(self._launcher, WarmLauncher) or not self._inventory.can_train:
             self._warm.set()
+            if self._setting.launcher is None and self._inventory.can_train:
+                self._inventory.proofs.take(await prove(self._setting.probe))
+                self._beat_now.set()
             return
         try:
             await self._launcher.warm_up()
+            self._inventory.proofs.take(await self._launcher.prove())
+            self._beat_now.set()
         except SwarmError as error:
             log.warning("no warm process", extra={"why": error.message})
         finally:
@@ -233,6 +250,7 @@ class Daemon:
             return
         self._seen.revision, self._seen.heard_at = state.revision, time.monotonic()
         self._supervisor.want(state.stages)
+        self._exporter.want(state.export)
         if state.measure is not None and state.measure.token not in self._seen.measured:
             self._begin_measuring(state.measure)
 
