@@ -21,7 +21,7 @@ from typing import Any
 
 import torch
 
-from stage_runtime.speed import CARD_SHAPE, CPU_SHAPE, Shape, tflops
+from stage_runtime.speed import measured
 from transport.cards import CardReport, Holder, NumberFormat, Speed
 
 COMPUTED: dict[str, torch.dtype] = {
@@ -62,11 +62,8 @@ def self_test(device: torch.device, name: str) -> str:
     return ""
 
 
-def measure(
-    device: torch.device, formats: Sequence[str], shape: Shape | None = None
-) -> tuple[list[Speed], str]:
+def measure(device: torch.device, formats: Sequence[str]) -> tuple[list[Speed], str]:
     """(speed in each format that computes rightly, why others were not measured)."""
-    shape = shape or (CPU_SHAPE if device.type == "cpu" else CARD_SHAPE)
     speeds: list[Speed] = []
     wrong: list[str] = []
     for name in formats:
@@ -76,11 +73,9 @@ def measure(
         if why:
             wrong.append(why)
             continue
-        figure = tflops(shape, device, COMPUTED[name], time.perf_counter)
+        told = measured(device, COMPUTED[name], time.perf_counter)
         speeds.append(
-            Speed.model_validate(
-                {"number_format": name, "tflops": figure, "measured_at": time.time()}
-            )
+            Speed.model_validate(told | {"number_format": name, "measured_at": time.time()})
         )
     return speeds, "; ".join(wrong)
 

@@ -1,5 +1,6 @@
 """Queries on fellows, invites and measured speeds."""
 
+import json
 from collections.abc import Iterable
 from dataclasses import astuple, dataclass
 
@@ -97,10 +98,18 @@ def set_committed(tx: Tx, fellow_id: str, sequence: int) -> None:
 def put_speeds(tx: Tx, fellow_id: str, card_index: int, speeds: Iterable[Speed]) -> None:
     """Store measured speeds of a card; newer ones replace older ones."""
     tx.executemany(
-        "INSERT INTO speeds VALUES (?, ?, ?, ?, ?) ON CONFLICT DO UPDATE SET"
-        " tflops = excluded.tflops, measured_at = excluded.measured_at",
-        [(fellow_id, card_index, s.number_format, s.tflops, s.measured_at) for s in speeds],
+        "INSERT INTO speeds VALUES (?, ?, ?, ?, ?, ?, ?) ON CONFLICT DO UPDATE SET"
+        " tflops = excluded.tflops, measured_at = excluded.measured_at,"
+        " block_s = excluded.block_s, sizes = excluded.sizes",
+        [
+            (fellow_id, card_index, s.number_format, s.tflops, s.measured_at, s.block_s, _sizes(s))
+            for s in speeds
+        ],
     )
+
+
+def _sizes(speed: Speed) -> str:
+    return json.dumps([one.model_dump() for one in speed.sizes])
 
 
 def speeds(tx: Tx) -> dict[tuple[str, int], list[Speed]]:
@@ -111,6 +120,8 @@ def speeds(tx: Tx) -> dict[tuple[str, int], list[Speed]]:
             number_format=row["number_format"],
             tflops=row["tflops"],
             measured_at=row["measured_at"],
+            block_s=row["block_s"],
+            sizes=json.loads(row["sizes"]),
         )
         found.setdefault((row["fellow_id"], row["card_index"]), []).append(speed)
     return found
