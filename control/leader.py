@@ -16,6 +16,7 @@ from control.datasets.buckets import Buckets, BucketTerms
 from control.datasets.child import Limits
 from control.datasets.data_source import DataSource
 from control.datasets.hub import Hub
+from control.datasets.hub_data import FetchTerms, HubDataSets
 from control.datasets.model_store import ModelStore
 from control.datasets.token_shop import TokenShop
 from control.fellows.credentials import Credentials
@@ -101,6 +102,7 @@ class Leader:
         self._loops = []
         try:
             await self.tokens.close()
+            await self.office.datasets.close()
             await self.office.jobs.close()
             await self.office.credentials.flush_uses()
         finally:
@@ -202,6 +204,7 @@ class Leader:
         files, made = await self.office.database.read(known_files)
         await asyncio.to_thread(self.office.buckets.sweep, files)
         await asyncio.to_thread(self.tokens.sweep, made)
+        await asyncio.to_thread(self.office.datasets.sweep)
         await self.office.credentials.load()
         stored, speeds = await self.office.database.read(
             lambda tx: (fellows.every(tx), fellows.speeds(tx))
@@ -273,11 +276,14 @@ def compose(
     terms = InviteTerms(settings.invite_minutes * 60, settings.heartbeat_s)
     models = ModelStore(database, data / "models", settings.max_model_file_bytes, clock)
     limits = Limits(settings.tokenize_memory_bytes, settings.tokenize_seconds)
-    terms_of_data = BucketTerms(settings.max_upload_bytes, limits)
+    terms_of_data = BucketTerms(settings.max_upload_bytes, settings.storage_limit_bytes, limits)
     buckets = Buckets(data / "buckets", terms_of_data, clock, random_bytes)
     tokens = TokenShop(database, data / "tokens", limits, clock)
     tokens.on_moved = registry.heard.set
-    source = DataSource(database, buckets, tokens)
+    fetching = FetchTerms(settings.max_dataset_bytes, limits.memory_bytes)
+    datasets = HubDataSets(data / "datasets", fetching, clock)
+    datasets.on_moved = registry.heard.set
+    source = DataSource(database, buckets, datasets, tokens)
     plan_terms = PlanTerms(settings.plan_hours * 3600, settings.submit_wait_s)
     planner = PoolPlanner(database, registry, Sources(models, Hub(clock), source), plan_terms)
     results = Results(database, files, settings.max_adapter_bytes)
@@ -293,6 +299,7 @@ def compose(
         clock,
         random_bytes,
         relay_terms(settings, relay_key(key)),
+        auto_replace=settings.auto_replace,
     )
     office = Office(
         settings=settings,
@@ -305,6 +312,7 @@ def compose(
         credentials=Credentials(database, clock, random_bytes, key),
         buckets=buckets,
         tokens=tokens,
+        datasets=datasets,
         models=models,
         planner=planner,
         jobs=Jobs(tools),

@@ -65,6 +65,8 @@ class Settings(BaseSettings):
     invite_minutes: Annotated[float, Field(gt=0, le=24 * 60)] = 60.0
     max_upload_bytes: Annotated[int, Field(ge=1)] = 2 * GB
     """Of one data file."""
+    max_dataset_bytes: Annotated[int, Field(ge=1)] = 10 * GB
+    """Of one split of a hub data set."""
     max_model_file_bytes: Annotated[int, Field(ge=1)] = 100 * GB
     max_adapter_bytes: Annotated[int, Field(ge=1)] = 40 * GB
     """Of one stage's trained tensors."""

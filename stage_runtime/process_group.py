@@ -15,7 +15,7 @@ bytes, are in no plan; a shape vote other than 1 is an error. Does not know mode
         group.begin_step(step)                    # before every schedule.step() and .eval()
         schedule.step(...)
         totals = group.exchange([squared_norm, num_non_finite, loss_sum, num_tokens])
-        report(wait_s=group.wait_s - before)
+        report(group.marks.lap())
     group.close()
 
 In the forward and backward of a stage call `group.check()` between blocks: it serves the links
@@ -39,6 +39,7 @@ from torch._C._distributed_c10d import HashStore
 
 from stage_runtime.awaited import Awaited, Peer, RecvWork, SendWork, describe, difference, too_late
 from stage_runtime.codecs.crossing import Crossing, is_of_tokens, slices
+from stage_runtime.marks import CONTROL, TRANSFER, WAIT, Marks
 from stage_runtime.tensor_bytes import DTYPE_NAMES, bytes_of, fill
 from transport.errors import SwarmError
 from transport.frames import BASIS, MAX_CONTROL_VALUES, VOTE, Direction, FrameRefused, Header, Kind
@@ -104,6 +105,7 @@ class SwarmGroup(dist.ProcessGroup):
         self._add(links.previous, stage - 1, Direction.FORWARD, Direction.BACKWARD)
         self._add(links.next, stage + 1, Direction.BACKWARD, Direction.FORWARD)
         self._step = 0
+        self.marks = Marks()
         self._wait_s = 0.0
         self._lock = threading.Lock()
         self._error: SwarmError | None = None
@@ -140,8 +142,9 @@ class SwarmGroup(dist.ProcessGroup):
         peer.num_sent += 1
         if is_of_tokens(tensor.shape):
             peer.count(header.payload_bytes, sent=True, step=self._step)
-        payload = peer.crossing.encode(tensor.detach())
-        return SendWork(self, peer, peer.link.send(header, payload))
+        with self.marks.of(TRANSFER):
+            payload = peer.crossing.encode(tensor.detach())
+            return SendWork(self, peer, peer.link.send(header, payload))
 
     def recv(self, tensors: list[Tensor], src: int, tag: int) -> dist.Work:
         """Post a receive of one planned tensor from a neighbour; frames match in posting order.
@@ -246,7 +249,8 @@ class SwarmGroup(dist.ProcessGroup):
 
     def check(self) -> None:
         """Serve the links without waiting; raise if the run must stop. For block guards."""
-        self._serve()
+        with self.marks.of(TRANSFER):
+            self._serve()
         self._raise_if_failed()
 
     def fail(self, error: SwarmError) -> None:
@@ -284,6 +288,9 @@ class SwarmGroup(dist.ProcessGroup):
         """The first failure, None while all is well."""
         return self._error
 
+    engine_mark = CONTROL
+    """What the engine's own time is: its waits come here, so the rest is Python."""
+
     @property
     def wait_s(self) -> float:
         """Seconds this stage has waited on its links since the group was made."""
@@ -314,16 +321,17 @@ class SwarmGroup(dist.ProcessGroup):
         start, began_at = time.monotonic(), datetime.now(UTC)
         deadline = start + (self._timeout_s if timeout_s is None else timeout_s)
         try:
-            while True:
-                self._serve()
-                self._raise_if_failed()
-                if is_done():
-                    return True
-                left_s = deadline - time.monotonic()
-                if left_s <= 0:
-                    self.fail(too_late(peer, what(), start, began_at))
-                    continue
-                self._rest(min(left_s, _POLL_S))
+            with self.marks.of(WAIT):
+                while True:
+                    self._serve()
+                    self._raise_if_failed()
+                    if is_done():
+                        return True
+                    left_s = deadline - time.monotonic()
+                    if left_s <= 0:
+                        self.fail(too_late(peer, what(), start, began_at))
+                        continue
+                    self._rest(min(left_s, _POLL_S))
         finally:
             self._wait_s += time.monotonic() - start
 
@@ -410,7 +418,8 @@ class SwarmGroup(dist.ProcessGroup):
                     f"stage {peer.stage} sent {other} where "
                     f"{describe(peer, awaited.expected)} was due"
                 )
-            awaited.take(frame.payload)
+            with self.marks.of(TRANSFER):
+                awaited.take(frame.payload)
             awaited.is_done = True
 
     def _rest(self, seconds: float) -> None:

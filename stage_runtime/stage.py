@@ -9,7 +9,7 @@ recompute, and the move to the block's card. Does not know links, data or update
 import hashlib
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -19,6 +19,7 @@ from torch.utils.checkpoint import checkpoint
 
 from stage_runtime.bottleneck import Bottleneck
 from stage_runtime.load import LoadedStage
+from stage_runtime.marks import RECOMPUTE, Marks
 from transport.orders import StageOrder, TrainSettings
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -53,6 +54,7 @@ class BlockPlan:
     """Told the card whose block computes now."""
     recompute: bool
     dropout: bool
+    marks: Marks = field(default_factory=Marks)
 
 
 class Block(nn.Module):
@@ -80,11 +82,15 @@ class Block(nn.Module):
         args, kwargs = _on(self.device, args), _on(self.device, kwargs)
         hidden_BTD = hidden_BTD.to(self.device)
         seed = self.plan.moment.dropout_seed(self.layer) if self._drops() else None
+        ran = False
 
         def run(hidden: Tensor) -> Tensor:
+            nonlocal ran
+            again, ran = ran, True
             if seed is not None:
                 torch.manual_seed(seed)
-            output = self.inner(hidden, *args, **kwargs)
+            with self._marked(again):
+                output = self.inner(hidden, *args, **kwargs)
             assert isinstance(output, Tensor)
             return output
 
@@ -99,6 +105,11 @@ class Block(nn.Module):
 
     def _drops(self) -> bool:
         return self.plan.dropout and self.training
+
+    def _marked(self, again: bool) -> AbstractContextManager[None]:
+        """The second run of a block's forward is the recompute of its backward."""
+        marks = self.plan.marks
+        return marks.of(RECOMPUTE) if again and marks.sees_blocks else nullcontext()
 
     def _enter(self) -> None:
         self.plan.guard()

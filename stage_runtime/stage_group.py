@@ -15,6 +15,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from stage_runtime.codecs.crossing import Crossing
+from stage_runtime.marks import WAIT, Marks
 from transport.errors import SwarmError
 from transport.orders import StageOrder
 
@@ -23,6 +24,13 @@ LAUNCHER_VARIABLES = ("MASTER_ADDR", "MASTER_PORT")
 
 class StageGroup(Protocol):
     """The pipeline's group as one stage sees it."""
+
+    marks: Marks
+    """The stage's clock: the group marks what it waits and moves."""
+
+    @property
+    def engine_mark(self) -> str:
+        """What the engine's time outside the layers is, as far as the group does not mark it."""
 
     @property
     def wait_s(self) -> float:
@@ -70,7 +78,11 @@ class CodingGroup(StageGroup, Protocol):
 class LauncherGroup:
     """gloo or NCCL: torch's own group. Nobody else's stop reaches it but by a broken connection."""
 
+    engine_mark = WAIT
+    """torch waits inside its own works, unseen: all that is not computing is told as waiting."""
+
     def __init__(self, order: StageOrder) -> None:
+        self.marks = Marks()
         self._size = order.num_stages
         self._device = "cuda" if order.settings.backend == "nccl" else "cpu"
         self._failure: SwarmError | None = None
@@ -120,10 +132,15 @@ class LauncherGroup:
         """Gather every stage's values and add them in order of stages."""
         self.check()
         started = time.monotonic()
+        with self.marks.of(WAIT):
+            total = self._gathered(values)
+        self.wait_s += time.monotonic() - started
+        return total
+
+    def _gathered(self, values: Sequence[float]) -> list[float]:
         mine = torch.tensor(list(values), dtype=torch.float64, device=self._device)
         parts = [torch.empty_like(mine) for _ in range(self._size)]
         dist.all_gather(parts, mine)
-        self.wait_s += time.monotonic() - started
         total = [0.0] * len(values)
         for part in parts:
             total = [a + float(b) for a, b in zip(total, part.cpu(), strict=True)]

@@ -5,8 +5,7 @@ them or by none. Does not know where batches come from.
 """
 
 import math
-import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -14,6 +13,7 @@ from torch import nn
 
 from stage_runtime.batches import Batch
 from stage_runtime.loss import StageLoss
+from stage_runtime.marks import COMPUTED, OPTIMIZER, WAIT
 from stage_runtime.optim import (
     clip_share,
     learning_rate,
@@ -66,6 +66,8 @@ class StepOutcome:
     wait_s: float
     skipped: bool
     empty_micro_batches: int
+    marks: dict[str, float] = field(default_factory=dict)
+    """Where step_s went, by stage_runtime.marks: they add up to it."""
 
 
 @dataclass(frozen=True)
@@ -89,36 +91,39 @@ def run_step(stage: RunningStage, step: int, batch: Batch | None) -> StepOutcome
         SwarmError: stage-failed when the loss is not finite (facts["echo"] on all stages but the
             last), or whatever the group raises.
     """
-    started = time.monotonic()
+    marks = stage.group.marks
     stage.group.begin_step(step)
-    waited = stage.group.wait_s
     stage.module.moment.begin_step(step)
     stage.module.train()
-    run_batch(stage, batch)
-    if stage.tied is not None:
-        stage.tied.gather()
-    own = squared_norm(stage.trained)
+    with marks.of(stage.group.engine_mark):
+        run_batch(stage, batch)
+        if stage.tied is not None:
+            stage.tied.gather()
+    with marks.of(OPTIMIZER):
+        own = squared_norm(stage.trained)
     verdict = _exchange(stage, own)
     _stop_on_bad_loss(stage, step, verdict)
     skipped = verdict.bad_gradients or verdict.tokens == 0
     norm = math.sqrt(verdict.squared_norm)
     rate = learning_rate(stage.order.settings, step)
-    if not skipped:
-        _update(stage, rate, math.sqrt(own), norm)
-    stage.optimizer.zero_grad(set_to_none=True)
+    with marks.of(OPTIMIZER):
+        if not skipped:
+            _update(stage, rate, math.sqrt(own), norm)
+        stage.optimizer.zero_grad(set_to_none=True)
     stage.last_loss = verdict.loss_sum / max(1, verdict.tokens)
-    step_s, wait_s = time.monotonic() - started, stage.group.wait_s - waited
+    spent = marks.lap()
     return StepOutcome(
         step=step,
         loss=stage.last_loss,
         grad_norm=None if skipped else norm,
         learning_rate=rate,
         supervised_tokens=verdict.tokens,
-        step_s=step_s,
-        compute_s=max(0.0, step_s - wait_s),
-        wait_s=wait_s,
+        step_s=sum(spent.values()),
+        compute_s=sum(spent.get(name, 0.0) for name in COMPUTED),
+        wait_s=spent.get(WAIT, 0.0),
         skipped=skipped,
         empty_micro_batches=verdict.empty,
+        marks=spent,
     )
 
 

@@ -25,6 +25,7 @@ from stage_runtime.costs import CardPlace, Device, Prices
 from stage_runtime.evaluate import evaluate, forward_batch, num_evaluated
 from stage_runtime.load import LoadedStage, load_stage
 from stage_runtime.loss import StageLoss
+from stage_runtime.marks import BACKWARD, DATA, FORWARD, LOSS, SNAPSHOT, marks_on
 from stage_runtime.optim import adamw
 from stage_runtime.process_group import TensorKind
 from stage_runtime.progress import StepLog, tell_data, tell_share
@@ -230,17 +231,20 @@ def train(
         if stage.saver is not None:
             stage.saver.keep(boundaries.state())
     tell_data(order)
+    group.marks.lap()
     steps = StepLog(order.settings.steps)
     for step in range(done + 1, order.settings.steps + 1):
         outcome = _one_step(run, stage, step, is_counted=step - done <= COUNTED_STEPS)
         steps.tell(outcome)
         _tell_step(outcome, report)
         if stage.saver is not None:
-            stage.saver.after_step(step, outcome.step_s, stage.savers_busy)
+            with group.marks.of(SNAPSHOT):
+                stage.saver.after_step(step, outcome.step_s, stage.savers_busy)
         if step == min(done + COUNTED_STEPS, order.settings.steps):
             _tell_memory(meter, report)
         if _is_due(order, step):
             _evaluate(run, stage, "during", step, report)
+            group.marks.lap()  # an evaluation is of no step
     _evaluate(run, stage, "trained", order.settings.steps, report)
     if run.bottleneck is not None:
         boundaries.shut()
@@ -271,7 +275,11 @@ def _assemble(run: LoadedRun, group: StageGroup) -> RunningStage:
     order, settings = run.order, run.order.settings
     moment = Moment(settings.seed)
     dropout = settings.lora.dropout if settings.lora is not None else 0.0
-    plan = BlockPlan(moment, group.check, run.meter.enter_card, settings.recompute, dropout > 0)
+    first = run.devices[0]
+    marks = group.marks = marks_on(first)
+    plan = BlockPlan(
+        moment, group.check, run.meter.enter_card, settings.recompute, dropout > 0, marks
+    )
     places = [
         (card, run.devices[card])
         for card, share in enumerate(order.cards)
@@ -279,8 +287,6 @@ def _assemble(run: LoadedRun, group: StageGroup) -> RunningStage:
     ]
     wrap_blocks(run.stage, plan, places)
     module = StageModule(run.stage, moment, settings, run.bottleneck)
-    first = run.devices[0]
-    engine = pipeline_stage(module, order, first, torch_group(group))
     loss = None
     if run.stage.head is not None:
         loss = StageLoss(run.stage.head, settings.loss_chunk_tokens)
@@ -288,7 +294,7 @@ def _assemble(run: LoadedRun, group: StageGroup) -> RunningStage:
         order=order,
         module=module,
         group=group,
-        schedule=schedule_for(engine, order, loss or _no_loss),
+        schedule=_schedule(run, module, group, loss),
         loss=loss,
         trained=run.trained,
         optimizer=adamw(run.trained, first),
@@ -297,11 +303,21 @@ def _assemble(run: LoadedRun, group: StageGroup) -> RunningStage:
     )
 
 
+def _schedule(
+    run: LoadedRun, module: StageModule, group: StageGroup, loss: StageLoss | None
+) -> Any:
+    """The engine over the stage, with its computing marked."""
+    order, device, marks = run.order, run.devices[0], group.marks
+    engine = pipeline_stage(module, order, device, torch_group(group))
+    for name, mark in (("forward_one_chunk", FORWARD), ("backward_one_chunk", BACKWARD)):
+        setattr(engine, name, marks.timed(mark, getattr(engine, name)))
+    return schedule_for(engine, order, marks.timed(LOSS, loss or _no_loss))
+
+
 def _renew_engine(run: LoadedRun, stage: RunningStage) -> None:
     """What crosses has another width from here on: the engine's buffers are made anew."""
     if run.bottleneck is not None:
-        engine = pipeline_stage(stage.module, run.order, stage.device, torch_group(stage.group))
-        stage.schedule = schedule_for(engine, run.order, stage.loss or _no_loss)
+        stage.schedule = _schedule(run, stage.module, stage.group, stage.loss)
 
 
 def _no_loss(*_: Any) -> torch.Tensor:
@@ -333,7 +349,8 @@ def _calibrate(run: LoadedRun, stage: RunningStage, count: int) -> None:
 
 
 def _one_step(run: LoadedRun, stage: RunningStage, step: int, *, is_counted: bool) -> StepOutcome:
-    batch = _batch(run, step)
+    with stage.group.marks.of(DATA):
+        batch = _batch(run, step)
     if is_counted:
         with run.meter.counting():
             return run_step(stage, step, batch)

@@ -36,7 +36,7 @@ from stage_runtime.stage_group import LauncherGroup, StageGroup
 from stage_runtime.train import LoadedRun, crossing_kinds, load, span_of, train
 from transport.direct import LinkOptions, PipelineLinks
 from transport.errors import SwarmError
-from transport.link import LinkName
+from transport.link import LinkFailed, LinkName
 from transport.orders import Links, StageOrder, WorkerLinks, WorkerPause, WorkerStart
 from transport.reports import AdapterSaved, StageBound, StageDone, StageFailed
 from transport.units import human_bytes
@@ -44,6 +44,8 @@ from transport.units import human_bytes
 log = logging.getLogger("stage_runtime")
 
 EXIT_DONE, EXIT_FAILED, EXIT_PAUSED, EXIT_ORPHANED = 0, 3, 4, 5
+PASSING = ("unreachable", "unavailable", "rate-limited")
+"""Codes of trouble that is no fault of the job: its stage may be started again."""
 OTHERS_LOAD_S = 6 * 3600.0
 """How long a loaded stage waits for the others to download and load. The leader ends it earlier."""
 PAUSE_GRACE_S = 3.0
@@ -252,6 +254,7 @@ class _Worker:
             message=told.message[:2000],
             hint=told.hint[:500],
             echo=echo,
+            lost=isinstance(told, LinkFailed) or told.code in PASSING,
         )
         return EXIT_FAILED
 

@@ -16,6 +16,8 @@ Count = Annotated[int, Field(ge=0)]
 Text500 = Annotated[str, Field(max_length=500)]
 Text2000 = Annotated[str, Field(max_length=2000)]
 Finite = float
+Seconds = Annotated[float, Field(ge=0)]
+MarkName = Annotated[str, Field(pattern=r"^[a-z_]{1,24}$")]
 
 
 class FromStage(Told):
@@ -80,14 +82,19 @@ class StepDone(FromStage):
     learning_rate: Finite
     supervised_tokens: Count
     step_s: Finite
+    """From the end of the step before, evaluations left out."""
     compute_s: Finite
-    """Of this stage."""
+    """Of this stage: forward, loss, recompute, backward, optimizer."""
     wait_s: Finite
-    """Of this stage on its links."""
+    """Of this stage for its neighbours."""
     skipped: bool
     """The update was left out by all stages because a gradient was not finite."""
     empty_micro_batches: Count = 0
     """Micro-batches of this step without any supervised token."""
+    marks: Annotated[dict[MarkName, Seconds], Field(max_length=16)] = {}
+    """Where step_s went on this stage, by names of stage_runtime.marks: they add up to it. {}
+    from a fellow that does not tell.
+    """
 
 
 class Evaluated(FromStage):

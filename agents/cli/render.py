@@ -15,6 +15,8 @@ from rich.text import Text
 
 from agents.cli.link_words import boundary_text
 from agents.cli.render_data import data_lines, preview_text
+from agents.cli.step_time import step_time_text
+from agents.cli.tables import DASH, table
 from agents.log_lines import clean
 from transport.api.buckets import BucketPreview, BucketsListed, ModelExported, ModelsListed
 from transport.api.fellows import FellowsListed, FellowView
@@ -26,8 +28,6 @@ from transport.api.saved_states import JobsSaved
 from transport.api.serving import ServePlanView
 from transport.units import human_bytes, human_count, human_seconds
 
-DASH = "–"
-
 
 def show(console: Console, answer: Answer) -> None:
     """Print an answer."""
@@ -36,17 +36,6 @@ def show(console: Console, answer: Answer) -> None:
             console.print(render(answer))
             return
     console.print(Text(answer.summary))
-
-
-def table(headings: Sequence[str], rows: Sequence[Sequence[object]]) -> Table:
-    """Columns without lines; a heading that ends in ">" is for numbers."""
-    made = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
-    for heading in headings:
-        is_number = heading.endswith(">")
-        made.add_column(heading.rstrip(">"), justify="right" if is_number else "left")
-    for row in rows:
-        made.add_row(*(Text(clean(str(cell), 200)) for cell in row))
-    return made
 
 
 def ago(at: float | None) -> str:
@@ -204,6 +193,7 @@ def job_text(job: JobView) -> RenderableType:
         parts.append(_line("Saved", clean(job.saving_paused, 300)))
     if job.stages:
         parts.append(_job_stages(job))
+    parts += [] if job.step_time is None else [step_time_text(job.step_time)]
     parts += [_line("Link", boundary_text(one)) for one in job.boundaries if one.path]
     parts += [_line("Held out", _evaluation(one)) for one in job.evaluations]
     parts += [_line("Chosen", f"{c.setting} {_value(c.value)}: {c.reason}") for c in job.chosen]

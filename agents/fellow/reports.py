@@ -76,8 +76,13 @@ class Intake:
             self._left_out = 0
         self._put(self._log_line(level, text))
 
-    def fail(self, message: str, *, hint: str = "", exit_code: int | None = None) -> StageFailed:
-        """Say for a worker that can no longer speak that its stage has failed."""
+    def fail(
+        self, message: str, *, hint: str = "", exit_code: int | None = None, lost: bool = False
+    ) -> StageFailed:
+        """Say for a worker that can no longer speak that its stage has failed.
+
+        lost: it is gone through no fault of the job.
+        """
         report = StageFailed(
             job_id=self._key.job_id,
             attempt=self._key.attempt,
@@ -87,6 +92,7 @@ class Intake:
             message=clean(redact(message), _TEXT),
             hint=hint,
             exit_code=exit_code,
+            lost=lost,
         )
         self._put(report)
         return report

@@ -107,7 +107,7 @@ class Supervisor:
         self._is_closing = True
         for worker in list(self._workers.values()):
             if not worker.stop_reason and not worker.told.is_done and not worker.told.has_failed:
-                worker.intake.fail(reason, hint="start the fellow again, then the job")
+                worker.intake.fail(reason, hint="start the fellow again", lost=True)
         await asyncio.gather(*(self._stop(key, reason) for key in list(self._workers)))
         if self._tasks:  # each has its end to write down
             await asyncio.wait(self._tasks, timeout=1.0)
@@ -215,7 +215,8 @@ class Supervisor:
             intake = Intake(key, self._put)
             intake.fail(
                 "the fellow daemon ended while the stage ran, and the worker with it",
-                hint="start the job again",
+                hint="its job goes on from its last saved step",
+                lost=True,
             )
             self._attempts.note_end(key)
 

@@ -229,4 +229,6 @@ class Worker:
         hint = "its last lines are in the job's log"
         if how.signal == signal.SIGKILL:
             hint += "; signal 9 is often the system saving memory: give the card a smaller budget"
-        self.intake.fail(f"the worker process {words}", hint=hint, exit_code=how.code)
+        self.intake.fail(
+            f"the worker process {words}", hint=hint, exit_code=how.code, lost=how.code != DONE
+        )

@@ -15,7 +15,7 @@ from control.clock import Clock
 from control.datasets.child import Limits, run_child
 from control.datasets.readers import FileRows, check_file
 from control.datasets.rows import layout_of
-from control.store import buckets
+from control.store import buckets, storage
 from control.store.buckets import Bucket, BucketFile
 from control.store.database import Database, Tx
 from control.store.files import StoredFile, receive, settle
@@ -36,6 +36,7 @@ class Received:
     kinds: dict[str, int]
 
 
+CHILDREN = 2  # at once, that check and preview
 IN_A_THREAD = 4_000_000
 """Text up to this size is checked beside the event loop; more, and tables, in a child process."""
 
@@ -45,6 +46,9 @@ class BucketTerms:
     """What data files may take."""
 
     limit_bytes: int
+    """Of one file."""
+    owner_bytes: int
+    """Of all that an owner's pools keep on the leader."""
     check: Limits
 
 
@@ -58,6 +62,9 @@ class Buckets:
         self._terms = terms
         self._clock = clock
         self._random_bytes = random_bytes
+        self._turn = asyncio.Semaphore(CHILDREN)
+        self._reserved: dict[object, tuple[str, int]] = {}
+        """Upload -> (owner, bytes that have come)."""
         self.settling = asyncio.Lock()
         """Held while files get their place or lose it."""
 
@@ -67,18 +74,22 @@ class Buckets:
 
     @asynccontextmanager
     async def receiving(
-        self, name: str, chunks: AsyncIterator[bytes], database: Database
+        self, pool: str, name: str, chunks: AsyncIterator[bytes], database: Database
     ) -> AsyncIterator[Received]:
         """Stream a file in, check every row, and give it its place while the caller commits.
 
-        Whoever refuses the file, nothing of it is left, unless a bucket holds the same bytes.
+        Whoever refuses the file, nothing of it is left, unless a bucket holds the same bytes. Its
+        bytes are reserved of the owner's storage as they come, until the commit counts them.
 
         Raises:
             SwarmError: invalid-input naming the wrong line, too-large, storage-full.
         """
         beside = self._folder / f"{self._random_bytes(8).hex()}.part"
+        upload, owner = object(), storage.owner_of(pool)
+        used = await database.read(lambda tx: storage.used_bytes(tx, owner))
         try:
-            file = await receive(chunks, beside, self._terms.limit_bytes, name=name)
+            counted = self._counted(upload, (owner, used), chunks)
+            file = await receive(counted, beside, self._terms.limit_bytes, name=name)
             told = await self._checked(beside, name, file.size_bytes)
             target = self.path(file.sha256)
             stored = StoredFile(target, file.size_bytes, file.sha256)
@@ -92,14 +103,30 @@ class Buckets:
                         await asyncio.to_thread(target.unlink, missing_ok=True)
                     raise
         finally:
+            self._reserved.pop(upload, None)
             beside.unlink(missing_ok=True)
+
+    async def _counted(
+        self, upload: object, account: tuple[str, int], chunks: AsyncIterator[bytes]
+    ) -> AsyncIterator[bytes]:
+        """The bytes of an upload, refused as soon as they pass the owner's limit."""
+        owner, used = account
+        size = 0
+        async for chunk in chunks:
+            size += len(chunk)
+            self._reserved[upload] = (owner, size)
+            reserved = sum(more for one, more in self._reserved.values() if one == owner)
+            if used + reserved > self._terms.owner_bytes:
+                raise storage.full(owner, used, size, self._terms.owner_bytes)
+            yield chunk
 
     async def _checked(self, path: Path, name: str, size_bytes: int) -> FileRows:
         """Every row of a file that has been received."""
         if size_bytes <= IN_A_THREAD and name.endswith((".jsonl", ".txt", ".csv")):
             return await asyncio.to_thread(check_file, path, name)
         asked = {"task": "check", "path": str(path), "name": name}
-        told = await run_child(asked, self._terms.check)
+        async with self._turn:
+            told = await run_child(asked, self._terms.check)
         return FileRows(int(told["num_rows"]), dict(told["kinds"]))
 
     def sweep(self, known: set[str]) -> None:
@@ -138,7 +165,8 @@ class Buckets:
 
     async def preview(self, asked: Mapping[str, Any]) -> dict[str, Any]:
         """The first rows of some files, by a child process."""
-        return await run_child({"task": "preview", **asked}, self._terms.check)
+        async with self._turn:
+            return await run_child({"task": "preview", **asked}, self._terms.check)
 
     def create(self, tx: Tx, pool: str, bucket: str) -> BucketView:
         """Make an empty bucket.
@@ -172,6 +200,7 @@ class Buckets:
             )
         if known is None:
             _refuse_mixture(bucket, files, received)
+            self._refuse_full(tx, pool, received)
             buckets.add_file(
                 tx,
                 BucketFile(
@@ -186,6 +215,13 @@ class Buckets:
                 ),
             )
         return view(tx, pool, bucket)
+
+    def _refuse_full(self, tx: Tx, pool: str, received: Received) -> None:
+        """What was free when the file began to come may be taken by now."""
+        owner, limit = storage.owner_of(pool), self._terms.owner_bytes
+        used, size = storage.used_bytes(tx, owner), received.file.size_bytes
+        if used + size > limit:
+            raise storage.full(owner, used, size, limit)
 
 
 def _refuse_mixture(bucket: str, files: list[BucketFile], received: Received) -> None:

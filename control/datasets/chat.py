@@ -86,6 +86,8 @@ class ChatTemplate:
         assert isinstance(marks, _Generation)
         self._marks = marks
         self._special = dict(special)
+        self._opens: bool | None = None
+        """Whether the template writes the opening of a turn that is asked for."""
         self._knows_tools = "tools" in names
         self._knows_calls = "tool_calls" in source
 
@@ -160,13 +162,23 @@ class ChatTemplate:
         return Chat(whole, tuple(spans))
 
     def _span(self, whole: str, at: tuple[Messages, int], tools: Tools) -> Span:
+        plain = self._plain(whole, at, tools)
+        return plain or self._probed(whole, at, tools)
+
+    def _plain(self, whole: str, at: tuple[Messages, int], tools: Tools) -> Span | None:
+        """From the turn's opening to its end, where the template writes it the same in each."""
         messages, number = at
-        opening = self._opening(messages[:number], tools)
-        through = self.render(messages[: number + 1], tools)
+        try:
+            opening = self.render(messages[:number], tools, ask=True)
+            through = self.render(messages[: number + 1], tools)
+            if self._opens is None:  # without an opening the turn's heading would be learned
+                self._opens = opening != self.render(messages[:number], tools)
+        except _TemplateRefusal:  # many templates look for a first message, or one of the user
+            return None
         is_plain = whole.startswith(through) and through.startswith(opening)
-        if is_plain and opening and len(opening) < len(through):
-            return len(opening), len(through.rstrip())
-        return self._probed(whole, at, tools)
+        if not self._opens or not is_plain or len(opening) >= len(through):
+            return None
+        return len(opening), len(through.rstrip())
 
     def _probed(self, whole: str, at: tuple[Messages, int], tools: Tools) -> Span:
         """What changes in the whole chat when this turn says something else."""
@@ -186,15 +198,6 @@ class ChatTemplate:
                 hint="use rows with prompt and completion instead of messages",
             )
         return len(before), end
-
-    def _opening(self, before: Messages, tools: Tools) -> str:
-        """The chat up to an assistant's turn, with its opening; "" when there is none to render."""
-        try:
-            return self.render(before, tools, ask=True)
-        except SwarmError:
-            if before:
-                raise
-            return ""  # many templates look at the first message
 
 
 def _refuse_left_out(messages: Messages, text: str) -> None:
@@ -244,9 +247,13 @@ def _raise(message: object) -> NoReturn:
     raise jinja2.TemplateError(str(message))
 
 
-def _refusal(error: Exception) -> SwarmError:
+class _TemplateRefusal(SwarmError):
+    """What the template itself does not take."""
+
+
+def _refusal(error: Exception) -> _TemplateRefusal:
     said = " ".join(str(error).split())[:300].rstrip(".") or type(error).__name__
-    return SwarmError(
+    return _TemplateRefusal(
         "invalid-input",
         f"this model's chat template refuses the messages: {said}",
         hint="check the order of the roles, or use rows with prompt and completion",

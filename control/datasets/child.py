@@ -19,6 +19,7 @@ from transport.errors import SwarmError
 
 MAX_ANSWER = 32_000_000
 KEPT_ERRORS = 4000  # characters of stderr
+CRASHES = (-signal.SIGSEGV, -signal.SIGABRT, -signal.SIGBUS, -signal.SIGILL, -signal.SIGFPE)
 Progress = Callable[[Mapping[str, Any]], None]
 
 
@@ -111,15 +112,27 @@ def _answer(
         )
     words = errors.strip().splitlines()[-1:] or [f"exit code {code}"]
     if any(sign in words[0] for sign in ("memory", "Memory", "alloc")):
+        raise too_much({"memory_bytes": limits.memory_bytes})
+    if code in CRASHES:
+        how = signal.Signals(-code).name
         raise SwarmError(
             "invalid-input",
-            f"reading the data took more than {limits.memory_bytes // 10**6} MB of memory",
-            hint="put the data into smaller files, or raise tokenize_memory_bytes at the leader",
+            f"reading the data crashed ({how}): it is not what its name says",
+            hint="write the file again, with another program if need be",
         )
     raise SwarmError(
         "unavailable",
         f"reading the data ended without a result: {words[0][:200]}",
         hint="raise tokenize_memory_bytes at the leader if its memory was too small",
+    )
+
+
+def too_much(asked: Mapping[str, Any]) -> SwarmError:
+    """The refusal of data that needs more memory than a child may take."""
+    return SwarmError(
+        "invalid-input",
+        f"reading the data took more than {asked['memory_bytes'] // 10**6} MB of memory",
+        hint="put the data into smaller files, or raise tokenize_memory_bytes at the leader",
     )
 
 

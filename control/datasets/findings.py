@@ -33,9 +33,13 @@ WORDS: Mapping[str, str] = {
 }
 
 
-def findings_of(made: Made) -> list[Finding]:
-    """All faults of the data, in the order of their harm."""
-    lint, names = made.told["lint"], list(made.told["names"])
+def findings_of(made: Made, names: Sequence[str]) -> list[Finding]:
+    """All faults of the data, in the order of their harm.
+
+    Args:
+        names: of the files, in the order in which they were tokenized.
+    """
+    lint = made.told["lint"]
     faults: dict[str, Faulty] = {
         name: Faulty(int(told[0]), int(told[1])) for name, told in lint["faults"].items()
     }

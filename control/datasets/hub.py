@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from control.clock import Clock
+from control.datasets.hub_refusals import Unreachable, hub_refusals
 from control.datasets.model_store import read_json
 from control.datasets.tokenizer_folder import FILES
 from stage_runtime.checkpoint_share import (
@@ -21,7 +22,7 @@ from stage_runtime.checkpoint_share import (
     refuse_without_safetensors,
 )
 from stage_runtime.model_facts import ModelFacts, facts_from_config
-from transport.errors import SwarmError, not_found
+from transport.errors import SwarmError
 from transport.orders import ModelSource
 
 CONFIG = "config.json"
@@ -75,54 +76,22 @@ class Hub:
 
 def _resolve(repository: str, revision: str | None) -> HubModel:
     # Imported here: it costs a third of a second that a leader with local models never needs.
-    import httpx2  # noqa: PLC0415
     import huggingface_hub as hub  # noqa: PLC0415
     from huggingface_hub import errors  # noqa: PLC0415
 
     shown = repository + (f"@{revision}" if revision else "")
     try:
-        return _ask_hub(hub, repository, revision)
-    except errors.GatedRepoError:
-        raise SwarmError(
-            "forbidden",
-            f"{shown} is gated: its owner must admit you",
-            hint="accept its terms on the hub, then set HF_TOKEN at the leader and the fellows",
-        ) from None
-    except (errors.RepositoryNotFoundError, errors.RevisionNotFoundError):
-        hint = "check its name; for a private one set HF_TOKEN at the leader"
-        raise not_found("model", shown, hint=hint) from None
-    except errors.HFValidationError:
-        raise SwarmError(
-            "invalid-input", f"{shown!r} is no model id", hint="write org/name or local:NAME"
-        ) from None
+        with hub_refusals("model", shown):
+            return _ask_hub(hub, repository, revision)
     except errors.RemoteEntryNotFoundError as error:
         raise _broken(shown, f"{_file_of(str(error.response.url))} is missing") from None
     except (errors.NotASafetensorsRepoError, errors.SafetensorsParsingError) as error:
         what = f"the header of {_file_of(str(error))} cannot be read"
         raise _broken(shown, what) from None
-    except (errors.HfHubHTTPError, httpx2.HTTPError, OSError) as error:
-        status = getattr(getattr(error, "response", None), "status_code", None)
-        _refuse_status(shown, status)
-        why = f"answers {status}" if status else f"cannot be reached ({type(error).__name__})"
-        return _ask_cache(hub, repository, revision, why)
-
-
-def _refuse_status(shown: str, status: int | None) -> None:
-    """Refusals of the hub that no cache may hide."""
-    if status in (401, 403):
-        raise SwarmError(
-            "forbidden",
-            f"the model hub refuses {shown} to this leader ({status})",
-            hint="set an HF_TOKEN that may read it at the leader and the fellows",
-        )
-    if status == 429:
-        raise SwarmError(
-            "rate-limited",
-            f"the model hub was asked too often and refuses {shown} for now (429)",
-            hint="wait a few minutes, or set HF_TOKEN at the leader",
-        )
-    if status == 416:
-        raise _broken(shown, "a weight file is empty")
+    except Unreachable as error:
+        if error.status == 416:
+            raise _broken(shown, "a weight file is empty") from None
+        return _ask_cache(hub, repository, revision, error.why)
 
 
 def _broken(shown: str, what: str) -> SwarmError:

@@ -6,7 +6,7 @@ length is found later, in token_file.
 
 import hashlib
 from array import array
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Any
 
@@ -16,7 +16,7 @@ from control.datasets.tokenize import Tokens
 from control.datasets.tokenizer_folder import TokenizerFolder
 
 LONG_LINE = 20_000  # characters of a document without a line's end
-SAMPLE_TOKENS = 160
+SAMPLE_TOKENS = 110
 SAMPLE_CHARACTERS = 480
 OPEN, CLOSE = "⟦", "⟧"
 
@@ -67,8 +67,8 @@ class Lint:
     def look(self, told: Tokens) -> None:
         """Take in what was encoded."""
         self.num_rows += len(told.places)
-        if self._sample is None and len(told.ids):
-            self._sample = decoded(self._source, told)
+        if self._sample is None and told.supervised.any():
+            self._sample = _around_learned(self._source, told)
         if told.kind == "tokens":
             self.num_eos += int((told.ids == self._eos).sum())
             self._streams(told)
@@ -183,6 +183,14 @@ class Lint:
 
 def _digest(ids: Any) -> bytes:
     return hashlib.blake2b(ids.tobytes(), digest_size=8).digest()
+
+
+def _around_learned(source: TokenizerFolder, told: Tokens) -> list[tuple[str, bool]]:
+    """A row's beginning, or where a long prompt ends and what is learned begins."""
+    first = int(np.argmax(told.supervised))
+    start = max(0, first - SAMPLE_TOKENS // 2) if first >= SAMPLE_TOKENS else 0
+    kept = replace(told, ids=told.ids[start:], supervised=told.supervised[start:])
+    return [*([("…", False)] if start else []), *decoded(source, kept)]
 
 
 def decoded(

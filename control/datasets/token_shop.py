@@ -25,7 +25,7 @@ from control.store.files import StoredFile
 from transport.api.job_config import HeldOutConfig
 from transport.errors import SwarmError
 
-VERSION = 2  # of the tokens made from the same text; raise it when they change
+VERSION = 3  # of the tokens made from the same text; raise it when they change
 CHILDREN = 1  # at once: tokenizers uses all cores itself
 REMEMBERED = 256
 AGAIN_S = 60.0  # after a child that died for no reason of the data
@@ -89,6 +89,17 @@ class Wish:
             )
         return layouts.pop()
 
+    def neutral_names(self) -> list[str]:
+        """What files are called while tokens are made: who else has the same bytes shares them."""
+        return [f"⟪{at}⟫.{file.name.rpartition('.')[2]}" for at, file in enumerate(self.files)]
+
+    def named(self, error: SwarmError) -> SwarmError:
+        """A refusal with the files' own names."""
+        message = error.message
+        for neutral, file in zip(self.neutral_names(), self.files):
+            message = message.replace(neutral, file.name)
+        return SwarmError(error.code, message, hint=error.hint, facts=error.facts)
+
     def key(self) -> str:
         """SHA-256 over all that decides the tokens."""
         by_rows = held_out.is_decided_by_rows(self.held_out)
@@ -105,6 +116,8 @@ class Making:
     task: "asyncio.Task[dict[str, Any]]"
     share: float = 0.0
     """Of the rows that have been read."""
+    is_begun: bool = False
+    """False: other data is before it."""
 
 
 @dataclass(frozen=True)
@@ -147,10 +160,13 @@ class TokenShop:
             SwarmError: invalid-input for data that cannot be trained on, with numbers.
         """
         key = await asyncio.to_thread(wish.key)
-        self._refuse_known(key)
-        told = await self._database.read(lambda tx: buckets.find_token_file(tx, key))
-        if told is None or not self.path(told["file"]["digest"]).is_file():
-            told = await self._make(key, wish, wait_s)
+        try:
+            self._refuse_known(key)
+            told = await self._database.read(lambda tx: buckets.find_token_file(tx, key))
+            if told is None or not self.path(told["file"]["digest"]).is_file():
+                told = await self._make(key, wish, wait_s)
+        except SwarmError as error:
+            raise wish.named(error) from None
         return None if told is None else Made(await self._measure(told, wish), told)
 
     def _refuse_known(self, key: str) -> None:
@@ -206,6 +222,8 @@ class TokenShop:
 
     async def _work(self, key: str, wish: Wish) -> dict[str, Any]:
         async with self._turn:
+            if key in self._making:
+                self._making[key].is_begun = True
             told = await self._child(key, wish)
         now = self._clock.now()
         await self._database.write(lambda tx: buckets.put_token_file(tx, key, told, now))
@@ -217,11 +235,11 @@ class TokenShop:
             "files": [
                 {
                     "path": str(file.path),
-                    "name": file.name,
+                    "name": name,
                     "joined": file.joined,
                     "rows": file.num_rows,
                 }
-                for file in wish.files
+                for file, name in zip(wish.files, wish.neutral_names())
             ],
             "tokenizer": str(wish.tokenizer.folder),
             "layout": wish.layout(),

@@ -91,22 +91,29 @@ class Encoder:
         yield from self._together(waiting)
 
     def _together(self, rows: list[Row]) -> Iterator[Tokens]:
+        """Rows encoded in a few calls, each on all threads."""
         chats = [self._rendered(row) for row in rows if row.kind == "messages"]
-        whole = [row.text for row in rows if row.kind == "text" and row.begins]
-        later = [row.text for row in rows if row.kind == "text" and not row.begins]
-        begins = iter(self._tokenizer.encode_batch_fast(whole))
-        goes_on = iter(self._tokenizer.encode_batch_fast(later, add_special_tokens=False))
-        texts = [chat.text for chat in chats]
-        talks = zip(chats, self._tokenizer.encode_batch(texts, add_special_tokens=False))
+        pairs = [row for row in rows if row.kind == "prompt-completion"]
+        texts = [row for row in rows if row.kind == "text"]
+        begins = self._ids([row.text for row in (*texts, *pairs) if row.begins], special=True)
+        goes_on = self._ids([row.text for row in texts if not row.begins], special=False)
+        answers = self._ids([row.completion for row in pairs], special=False)
+        talks = self._tokenizer.encode_batch([c.text for c in chats], add_special_tokens=False)
+        prompts = iter(begins[len(begins) - len(pairs) :])
+        documents, later, ends, talk = iter(begins), iter(goes_on), iter(answers), zip(chats, talks)
         for row in rows:
             if row.kind == "messages":
-                yield self._chat(row, *next(talks))
+                yield self._chat(row, *next(talk))
             elif row.kind == "prompt-completion":
-                yield self._pair(row)
+                yield self._pair(row, next(prompts), next(ends))
             elif row.kind == "tokens":
                 yield self._stream(row)
             else:
-                yield self._document(row, next(begins if row.begins else goes_on).ids)
+                yield self._document(row, next(documents if row.begins else later))
+
+    def _ids(self, texts: list[str], *, special: bool) -> list[list[int]]:
+        encoded = self._tokenizer.encode_batch_fast(texts, add_special_tokens=special)
+        return [one.ids for one in encoded]
 
     def _document(self, row: Row, ids: list[int]) -> Tokens:
         if row.begins and not row.ends and ids and ids[-1] == self._eos:
@@ -148,10 +155,8 @@ class Encoder:
             hint="tokenize the data with this model's own tokenizer",
         )
 
-    def _pair(self, row: Row) -> Tokens:
-        prompt = self._tokenizer.encode(row.text).ids
+    def _pair(self, row: Row, prompt: list[int], answer: list[int]) -> Tokens:
         prompt = prompt[:-1] if prompt and prompt[-1] == self._eos else prompt
-        answer = self._tokenizer.encode(row.completion, add_special_tokens=False).ids
         answer = answer if answer and answer[-1] == self._eos else [*answer, self._eos]
         marks = np.ones(len(prompt) + len(answer), dtype=np.uint8)
         marks[: len(prompt)] = 0

@@ -20,6 +20,7 @@ from types import FrameType
 from typing import Any
 
 from control.datasets import held_out, token_file
+from control.datasets.child import too_much
 from control.datasets.lint import Lint
 from control.datasets.preview import preview
 from control.datasets.readers import Source, check_file, read_rows
@@ -44,7 +45,7 @@ def main() -> int:
     except SwarmError as error:
         told = {"problem": error.problem()}
     except MemoryError:
-        told = {"problem": _too_much(asked).problem()}
+        told = {"problem": too_much(asked).problem()}
     _say(told)
     return 0
 
@@ -113,7 +114,7 @@ def _tokenize(asked: Mapping[str, Any]) -> dict[str, Any]:
     )
     tokens = _watched(encoder.encode(_counted(_rows(sources), asked["files"])), lint)
     made = token_file.write(tokens, shape, Path(asked["target"]), Path(asked["work"]))
-    return {**made, "lint": lint.told(), "names": [source.name for source in sources]}
+    return {**made, "lint": lint.told()}
 
 
 def sources_of(files: list[dict[str, str]], group: str | None = None) -> list[Source]:
@@ -176,14 +177,6 @@ def _preview(asked: Mapping[str, Any]) -> dict[str, Any]:
     """The first rows as they are learned."""
     folder = TokenizerFolder(Path(asked["tokenizer"])) if asked["tokenizer"] else None
     return preview(_rows(sources_of(asked["files"])), asked, folder, row_limit)
-
-
-def _too_much(asked: Mapping[str, Any]) -> SwarmError:
-    return SwarmError(
-        "invalid-input",
-        f"reading the data took more than {asked['memory_bytes'] // 10**6} MB of memory",
-        hint="put the data into smaller files, or raise tokenize_memory_bytes at the leader",
-    )
 
 
 TASKS = {"check": _check, "tokenize": _tokenize, "preview": _preview}

@@ -83,6 +83,13 @@ class Member:
         running = self.beat.stages if self.beat else []
         return bool(self.assignments) or any(s.phase not in ("done", "failed") for s in running)
 
+    def works_beside(self, job_id: str) -> bool:
+        """Whether it has, or runs, a stage of another job than this one."""
+        told = [one.order.job_id for one in self.assignments]
+        running = self.beat.stages if self.beat else []
+        told += [one.job_id for one in running if one.phase not in ("done", "failed")]
+        return any(one != job_id for one in told)
+
     def cards(self) -> list[CardReport]:
         """Its cards, each with the newest figure of every number format."""
         if self.beat is None:

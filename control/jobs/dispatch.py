@@ -42,10 +42,13 @@ class Dispatch:
         job, rows = await self._database.read(lambda tx: _rows(tx, job_id))
         before = self._running.pop(job_id, {})
         fellows = set(before) | {row.fellow_id for row in rows}
-        if job.state in ACTIVE:
+        if job.state in ACTIVE and job.loss_of is None:
+            ended = self._paused.pop(job_id, (0.0, {}))[1]
+            fellows |= set(ended)  # an earlier attempt is not mentioned beside this one
             self._running[job_id] = _by_fellow(rows, self._relaying(job))
-        elif job.state in ("failed", "cancelled") and before:
-            reason = f"the job is {job.state}"
+        elif job.state != "completed" and before:
+            lost = job.loss_of is not None
+            reason = "stage_failed: a stage was lost" if lost else f"the job is {job.state}"
             paused = {
                 fellow: [_pause(one, reason) for one in told] for fellow, told in before.items()
             }

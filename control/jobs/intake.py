@@ -11,6 +11,7 @@ from typing import Any
 
 from control.fellows.clean_text import clean, clean_code
 from control.job_states import ACTIVE, may_move
+from control.jobs.losing import Loss, lose
 from control.records.job_files import JobFiles, Line
 from control.records.smoothing import REACH, extend
 from control.store import fellows, jobs, records, stages
@@ -41,6 +42,7 @@ class Taken:
     """What a batch came to."""
 
     committed: int = 0
+    may_recover: bool = True
     refused: list[int] = field(default_factory=list)
     touched: dict[str, str] = field(default_factory=dict)
     """job_id -> pool, of jobs whose orders or state may have changed."""
@@ -52,11 +54,16 @@ class Taken:
     lines: dict[str, list[Line]] = field(default_factory=dict)
 
 
-def take_batch(tx: Tx, batch: ReportBatch, files: JobFiles, now: float) -> Taken:
-    """Apply every report of a batch that is not stored yet."""
+def take_batch(
+    tx: Tx, batch: ReportBatch, files: JobFiles, now: float, *, may_recover: bool = True
+) -> Taken:
+    """Apply every report of a batch that is not stored yet.
+
+    may_recover: jobs that lose a stage go on by themselves.
+    """
     fellow = fellows.find(tx, batch.fellow_id)
     assert fellow is not None  # it was authenticated
-    taken = Taken(committed=fellow.reports_committed)
+    taken = Taken(committed=fellow.reports_committed, may_recover=may_recover)
     for numbered in batch.reports:
         if numbered.sequence <= taken.committed:
             continue
@@ -150,8 +157,8 @@ class _Intake:
             changes |= {"mean": extend(job.mean, told.loss), "mean_steps": job.mean_steps + 1}
         else:
             changes |= self._mean_anew(job, told)
-        if job.state in ("starting", "recovering"):
-            changes["state"] = "running"
+        if job.state in ("starting", "recovering") and job.loss_of is None:
+            changes |= {"state": "running", "reason": ""}
             self.taken.touched[job.job_id] = job.pool
         jobs.update(self.tx, job.job_id, **changes)
         more = {"skipped_updates": int(told.skipped)}
@@ -160,9 +167,9 @@ class _Intake:
     def _mean_anew(self, job: Job, told: StepDone) -> dict[str, Any]:
         """A late point changes every mean after it: taken again from the stored losses."""
         mean, last = 0.0, max(job.step, told.step)
-        for loss in records.losses(self.tx, job.job_id, told.stage, (last - REACH, last)):
+        for loss in records.losses(self.tx, job.job_id, None, (last - REACH, last)):
             mean = extend(mean, loss)
-        every = Span(job.job_id, told.stage, 1, 0)
+        every = Span(job.job_id, None, 1, 0)
         return {"mean": mean, "mean_steps": records.count_steps(self.tx, every)}
 
     def _evaluated(self, job: Job, stage: Stage, told: Evaluated) -> None:
@@ -200,6 +207,9 @@ class _Intake:
 
     def _failed(self, job: Job, stage: Stage, told: StageFailed) -> None:
         stages.update(self.tx, stage, phase="failed")
+        if (told.lost or told.echo) and job.state in ACTIVE:
+            self._lost(job, stage, told)
+            return
         replaces_echo = job.state == "failed" and job.error_is_echo and not told.echo
         if not may_move(job.state, "failed") and not replaces_echo:
             return
@@ -217,7 +227,24 @@ class _Intake:
             error=f"{self.fellow_id}: {message}",
             error_is_echo=told.echo,
             ended_at=job.ended_at or self.now,
+            loss_of=None,
         )
+        self.taken.touched[job.job_id] = job.pool
+
+    def _lost(self, job: Job, stage: Stage, told: StageFailed) -> None:
+        """A stage's process is gone, or its neighbour is: no fault of the job."""
+        at = f" at step {job.step}" if job.step else " before its first step"
+        how = "lost its neighbour" if told.echo else "was lost"
+        words = f"stage {stage.stage} of {stage.work.num_stages} on {self.fellow_id} {how}{at}"
+        if told.exit_code is not None:
+            words += f" (its process ended with {told.exit_code})"
+        known = Loss.of(job)
+        is_first = known is None or (known.is_echo and not told.echo)
+        lose(self.tx, job, Loss(self.now, words, told.echo), may_recover=self.taken.may_recover)
+        if is_first:
+            message = clean(_sentences(told.message, told.hint), 2000)
+            error = f"{self.fellow_id}: {message}"
+            jobs.update(self.tx, job.job_id, error=error, error_is_echo=told.echo)
         self.taken.touched[job.job_id] = job.pool
 
     def _log(self, job: Job, stage: Stage, told: LogLine) -> None:

@@ -14,8 +14,11 @@ from control.clock import Clock, wait_for_event
 from control.fellows.registry import Registry
 from control.job_states import ACTIVE, check_move, has_ended
 from control.jobs.dispatch import Dispatch
+from control.jobs.going_on import refused
 from control.jobs.intake import Taken, fail, take_batch
+from control.jobs.losing import Loss, lose
 from control.jobs.placing import Placed, Placing, Planner, as_found, plan_changed
+from control.jobs.recovery import Recovery, RecoveryTools, start_again, waiting
 from control.jobs.relaying import RelayTerms
 from control.jobs.results import Results
 from control.jobs.starting import Attempt, stages_of
@@ -66,6 +69,8 @@ class Tools:
     random_bytes: RandomBytes
     relay: RelayTerms | None = None
     """Where stages meet that cannot dial each other; None: nowhere."""
+    auto_replace: bool = True
+    """Jobs that lose a stage go on by themselves."""
 
 
 class Jobs:
@@ -77,6 +82,11 @@ class Jobs:
         self._registry = tools.registry
         self._dispatch = Dispatch(tools.database, tools.registry, tools.clock, tools.relay)
         self._plans = Placing(tools.database, tools.planner, tools.clock)
+        self._recovery = Recovery(
+            RecoveryTools(
+                tools.database, tools.registry, tools.planner, tools.snapshots, tools.clock
+            )
+        )
         self._placing = asyncio.Lock()
         self._moved: dict[str, asyncio.Event] = {}
         self._finishing: dict[str, asyncio.Task[None]] = {}
@@ -134,6 +144,32 @@ class Jobs:
         await self._follow(job_id, view.pool)
         return view
 
+    async def resume(self, job_id: str, commit: Commit, *, place_again: bool = False) -> JobView:
+        """Go on with a job from its newest saved step.
+
+        Raises:
+            SwarmError: conflict with facts["reason"]; cannot-fit when it is placed again.
+        """
+        async with self._placing:
+            job = await self._database.read(lambda tx: jobs.find(tx, job_id))
+            if job is None:
+                raise not_found("job", job_id, hint="list them with jobs_list")
+            place = await self._recovery.place_by_hand(job, again=place_again)
+            before, now = (job.attempt, job.state), self._tools.clock.now()
+
+            def change(tx: Tx) -> JobView:
+                fresh = jobs.find(tx, job_id)
+                assert fresh is not None
+                if (fresh.attempt, fresh.state) != before:
+                    words = f"job {job_id} has moved on meanwhile"
+                    raise refused(fresh, "already-recovering", words, "look at it with jobs_get")
+                start_again(tx, fresh, place, ("hand", "resumed by hand"), now)
+                return job_view(tx, job_id)
+
+            view = await commit(change)
+        await self._follow(job_id, view.pool)
+        return view
+
     async def view(self, job_id: str) -> JobView:
         """A job as it is now."""
         return await self._database.read(lambda tx: job_view(tx, job_id))
@@ -169,7 +205,10 @@ class Jobs:
             )
         self._registry.get(fellow_id)
         now, files = self._tools.clock.now(), self._tools.files
-        taken = await self._database.write(lambda tx: take_batch(tx, batch, files, now))
+        may_recover = self._tools.auto_replace
+        taken = await self._database.write(
+            lambda tx: take_batch(tx, batch, files, now, may_recover=may_recover)
+        )
         self._registry.note_committed(fellow_id, taken.committed)
         await self._after_reports(fellow_id, taken)
         return ReportsTaken(committed=taken.committed, refused=taken.refused)
@@ -183,10 +222,7 @@ class Jobs:
             self._tell(key.job_id, job.pool, "saved")
 
     async def lose_fellow(self, fellow_id: str, why: str) -> None:
-        """Fail the jobs that a fellow was running a stage of.
-
-        The seam of recovery: another issue turns this move into "recovering".
-        """
+        """Let the jobs that a fellow was running a stage of go on without it, or fail."""
 
         def change(tx: Tx) -> list[Job]:
             lost = []
@@ -196,7 +232,8 @@ class Jobs:
                 if row is not None and row.phase != "done":
                     at = f" at step {job.step}" if job.step else " before its first step"
                     words = f"stage {row.stage} of {len(rows)} was lost{at}: {fellow_id} {why}"
-                    fail(tx, job, words, self._tools.clock.now())
+                    loss = Loss(self._tools.clock.now(), words)
+                    lose(tx, job, loss, may_recover=self._tools.auto_replace)
                     lost.append(job)
             return lost
 
@@ -212,6 +249,7 @@ class Jobs:
         for job_id in self._dispatch.done_but_active():
             self._begin_finish(job_id)  # its end could not be written when its last stage told
         async with self._placing:
+            await self._go_on()
             for job in await self._database.read(lambda tx: jobs.in_states(tx, ["pending"])):
                 try:
                     await self._try_start(job)
@@ -219,6 +257,15 @@ class Jobs:
                     await self._give_up(job, error)
                 except Exception:
                     log.exception("a waiting job could not be planned", extra={"job": job.job_id})
+
+    async def _go_on(self) -> None:
+        """Find a place for jobs that lost a stage."""
+        for job in await self._database.read(waiting):
+            try:
+                if await self._recovery.try_to_go_on(job):
+                    await self._follow(job.job_id, job.pool)
+            except Exception:
+                log.exception("a job could not go on", extra={"job": job.job_id})
 
     async def _try_start(self, job: Job) -> None:
         placed, reason = await self._plans.waiting(job)
@@ -337,7 +384,7 @@ class Jobs:
         job, rows = await self._dispatch.send(job_id)
         if job.state in ACTIVE and rows and all(row.phase == "done" for row in rows):
             self._begin_finish(job_id)
-        if has_ended(job.state):
+        if has_ended(job.state) or job.loss_of is not None:
             self._registry.heard.set()
         self._tell(job_id, pool, "state")
 

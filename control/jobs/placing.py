@@ -53,6 +53,12 @@ class Planner(Protocol):
     async def changes(self, pool: str, plan: Plan) -> list[str]:
         """What keeps a stored plan from starting now, with numbers; empty when it holds."""
 
+    async def plan_again(self, job: Job, config: JobConfig) -> Plan:
+        """A plan for a job that goes on: its own fellows count as free."""
+
+    async def changes_for(self, job: Job, plan: Plan) -> list[str]:
+        """What keeps a job from going on by its plan: its own fellows count as free."""
+
 
 class Placing:
     """Finds the plan of a job."""

@@ -28,6 +28,7 @@ from control.planning.served import ServedPlan
 from control.planning.usable import FellowNow
 from control.store import jobs, plans, stages
 from control.store.database import Database, Tx
+from control.store.jobs import Job
 from control.store.plans import StoredPlan
 from transport.api.inventory import InventoryFile
 from transport.api.job_config import JobConfig
@@ -116,7 +117,33 @@ class PoolPlanner:
     async def changes(self, pool: str, plan: Plan) -> list[str]:
         """What keeps a stored plan from starting now."""
         model = await self._model(plan.view.config.model.id)
-        return difference(plan, await self._inventory(pool), model.planned.source)
+        changes = difference(plan, await self._inventory(pool), model.planned.source)
+        return changes + await self._data_changes(plan)
+
+    async def _data_changes(self, plan: Plan) -> list[str]:
+        data = plan.view.data
+        if data is None or data.dataset is None:
+            return []
+        now = await self._sources.data.pinned(plan.view.config.data)
+        if now == data.dataset:
+            return []
+        return [f"its data set is {now} now, the plan was made for {data.dataset}"]
+
+    async def plan_again(self, job: Job, config: JobConfig) -> Plan:
+        """A plan for a job that goes on: its own fellows count as free."""
+        return await asyncio.to_thread((await self._again(job, config)).place, config)
+
+    async def changes_for(self, job: Job, plan: Plan) -> list[str]:
+        """What keeps a job from going on by its plan: its own fellows count as free."""
+        model = await self._model(plan.view.config.model.id)
+        inventory = await self._inventory(job.pool, job.job_id)
+        return difference(plan, inventory, model.planned.source)
+
+    async def _again(self, job: Job, config: JobConfig) -> Inputs:
+        model = await self._model(config.model.id)
+        inventory = await self._inventory(job.pool, job.job_id)
+        data = Plan.model_validate_json(job.plan).view.data if job.plan else None
+        return Inputs(model.planned, inventory, data, seq_len=config.train.seq_len)
 
     async def keep(self, pool: str, plan: Plan, clock: Clock) -> None:
         """Store a plan under its id, so that it can be submitted."""
@@ -172,11 +199,13 @@ class PoolPlanner:
         use = Use(pool, config.data, tokenizer, config.train.seq_len)
         return await self._sources.data.look(use, wait_s)
 
-    async def _inventory(self, pool: str) -> list[FellowNow]:
+    async def _inventory(self, pool: str, own_job: str = "") -> list[FellowNow]:
+        """The pool as it is; fellows that only this job of one's own holds count as free."""
         members = self._registry.of_pool(pool)
         names = [member.fellow_id for member in members]
         busy = await self._database.read(lambda tx: stages.busy(tx, names))
-        return [_now(member, is_busy=member.fellow_id in busy) for member in members]
+        held = {fellow for fellow, job_id in busy.items() if job_id != own_job}
+        return [_now(member, member.fellow_id in held, own_job) for member in members]
 
 
 def _on_paper(inputs: Inputs, config: JobConfig, file: InventoryFile) -> tuple[Plan, list[Offered]]:
@@ -203,8 +232,10 @@ def _placed(plan: Plan, looked: Looked) -> Placed:
     return Placed(plan, looked.measured.file if looked.measured else None, looked.shape.waits)
 
 
-def _now(member: Member, *, is_busy: bool) -> FellowNow:
+def _now(member: Member, is_busy: bool, own_job: str) -> FellowNow:
     standing = status_of(member)
+    if standing == "training" and not member.works_beside(own_job):
+        standing = "ready"
     beat = member.beat
     if beat is not None:
         beat = beat.model_copy(update={"cards": member.cards()})

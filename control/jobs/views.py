@@ -11,6 +11,7 @@ from control.fellows.link_board import LinkBoard
 from control.job_states import has_ended
 from control.planning.plan import Plan
 from control.records.smoothing import debias
+from control.records.step_time import Marked, Run, mean_marks, where_it_went
 from control.store import jobs, records, stages
 from control.store.database import Tx
 from control.store.jobs import Job
@@ -24,6 +25,7 @@ from transport.api.jobs import (
     ShownStage,
 )
 from transport.api.operation import Next
+from transport.api.step_time import StepTime
 from transport.cards import LinkStatus
 from transport.errors import not_found
 from transport.ids import card_id
@@ -70,6 +72,7 @@ def job_view(tx: Tx, job_id: str) -> JobView:
         stages=_shown(job, rows, stages.peaks(tx, job_id, job.attempt)),
         chosen=list(Plan.model_validate_json(job.plan).view.chosen) if job.plan else [],
         evaluations=records.evaluations(tx, job_id),
+        step_time=_step_time(tx, job, rows),
         counts=dict(job.counts),
         adapter_ready=job.adapter is not None,
         untrusted_error=job.error,
@@ -142,6 +145,26 @@ def median_step_s(tx: Tx, job: Job, rows: Sequence[Stage]) -> float | None:
     return statistics.median(times) if times else None
 
 
+def _step_time(tx: Tx, job: Job, rows: Sequence[Stage]) -> StepTime | None:
+    """Where the newest steps of this attempt went."""
+    told = records.last_marks(tx, job.job_id, job.attempt, RECENT_STEPS)
+    means = [mean_marks(told.get(row.stage, [])) for row in rows]
+    if not means or not all(means):
+        return None
+    settings = rows[0].work.settings
+    run = Run(
+        batch_size=settings.batch_size,
+        micro_batches=settings.micro_batches,
+        schedule=settings.schedule,
+        compressed=job.config.compression.kind != "none",
+    )
+    marked = [
+        Marked(row.work.last_layer - row.work.first_layer + 1, mean)
+        for row, mean in zip(rows, means, strict=True)
+    ]
+    return where_it_went(marked, run, len(told[rows[0].stage]))
+
+
 def _shown(job: Job, rows: Sequence[Stage], peaks: Sequence[Peak]) -> list[ShownStage]:
     return [
         ShownStage(
@@ -180,7 +203,11 @@ def summary_of(job: Job, num_stages: int, step_s: float | None) -> str:
         return f"Job {job.job_id} waits: {job.reason}."
     if job.state == "starting":
         return f"Job {job.job_id} is starting {over}."
-    if job.state in ("running", "recovering"):
+    if job.loss_of is not None:
+        return f"Job {job.job_id} looks for a place to go on: {job.reason}."
+    if job.state == "recovering":
+        return f"Job {job.job_id} {job.reason} {over}, as attempt {job.attempt}."
+    if job.state == "running":
         left = None if step_s is None else (job.steps - job.step) * step_s
         more = "" if left is None else f", about {human_seconds(left)} left"
         return f"Job {job.job_id} trains {over}: step {job.step} of {job.steps}{loss}{more}."
@@ -197,7 +224,11 @@ def next_calls(job: Job) -> list[Next]:
     if job.state == "completed":
         return [Next(operation="models_export", arguments=me, why="find the trained files")]
     if job.state in ("failed", "cancelled"):
-        return [Next(operation="jobs_logs", arguments=me, why="read what the stages wrote")]
+        calls = [Next(operation="jobs_logs", arguments=me, why="read what the stages wrote")]
+        if job.saved_step is not None:
+            why = f"go on from step {job.saved_step}"
+            calls.insert(0, Next(operation="jobs_resume", arguments=me, why=why))
+        return calls
     if job.state == "pending" and job.pinned:
         config = job.config.model_dump(mode="json", exclude_unset=True)
         again = {"pool": job.pool, "config": config}

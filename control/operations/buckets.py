@@ -60,7 +60,7 @@ async def buckets_add(leader: Office, call: Call, ask: BucketsAdd) -> BucketView
     """Take a data file: checked row by row, then stored."""
     await leader.database.read(lambda tx: shown.need(tx, ask.pool, ask.bucket))
     chunks = _bytes(call, ask.content)
-    async with leader.buckets.receiving(ask.name, chunks, leader.database) as received:
+    async with leader.buckets.receiving(ask.pool, ask.name, chunks, leader.database) as received:
         call.with_upload_digest(received.file.sha256)
         view = await call.commit(lambda tx: leader.buckets.add(tx, ask.pool, ask.bucket, received))
     leader.events.publish("buckets", ask.pool, "added")

@@ -8,7 +8,7 @@ from control.operations.call import Call, handles
 from control.operations.office import Office
 from control.records.job_files import Wanted
 from control.records.smoothing import REACH, smooth
-from control.store import jobs, pools, records, stages
+from control.store import jobs, pools, records
 from control.store.database import Tx
 from control.store.jobs import Job, Page
 from control.store.records import Span
@@ -213,9 +213,7 @@ async def jobs_records(leader: Office, call: Call, ask: JobsRecords) -> JobsReco
     job = await need_job(leader, call, ask.job_id)
 
     def read(tx: Tx) -> tuple[list[StepRow], int]:
-        last = max(0, len(stages.of_job(tx, job.job_id, job.attempt)) - 1)
-        stage = last if ask.stage is None else ask.stage
-        span = Span(job.job_id, stage, ask.from_step, ask.limit)
+        span = Span(job.job_id, ask.stage, ask.from_step, ask.limit)
         return _step_rows(tx, span), records.count_steps(tx, span)
 
     rows, total = await leader.database.read(read)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from control.clock import Clock
 from control.datasets.buckets import Buckets
+from control.datasets.hub_data import HubDataSets
 from control.datasets.model_store import ModelStore
 from control.datasets.token_shop import TokenShop
 from control.fellows.credentials import Credentials
@@ -37,6 +38,7 @@ class Office:
     credentials: Credentials
     buckets: Buckets
     tokens: TokenShop
+    datasets: HubDataSets
     models: ModelStore
     planner: PoolPlanner
     jobs: Jobs

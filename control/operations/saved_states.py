@@ -6,14 +6,24 @@ from control.operations.office import Office
 from control.store import snapshots, storage
 from control.store.database import Tx
 from control.store.snapshots import Saved
+from transport.api.jobs import JobView
 from transport.api.saved_states import (
+    JOBS_RESUME,
     JOBS_SNAPSHOTS,
+    JobsResume,
     JobsSaved,
     JobsSnapshots,
     SavedFile,
     SavedStepRow,
 )
 from transport.units import human_bytes
+
+
+@handles(JOBS_RESUME)
+async def jobs_resume(leader: Office, call: Call, ask: JobsResume) -> JobView:
+    """Go on with a job."""
+    await need_job(leader, call, ask.job_id)
+    return await leader.jobs.resume(ask.job_id, call.commit, place_again=ask.place_again)
 
 
 @handles(JOBS_SNAPSHOTS)

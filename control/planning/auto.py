@@ -67,8 +67,6 @@ def refuse_not_offered(config: JobConfig, facts: ModelFacts) -> None:
             "use method lora, or model.quantization none",
         )
     compression.refuse(config, facts)
-    if config.data.dataset is not None:
-        raise _refusal("data.dataset is not offered yet", "put the data into a bucket")
     _refuse_long(config, facts)
     if config.method == "lora":
         lora_targets(config, facts)

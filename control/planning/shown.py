@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from control.planning import auto
 from control.planning.compression import Crossed
+from control.planning.data_words import chosen_data, data_notes, data_sentence
 from control.planning.disk import disk_free, span_of
 from control.planning.longest import longest_held
 from control.planning.pace import Pace, network_line, pace_of, unmeasured
@@ -44,6 +45,7 @@ def plan_of(ask: Ask, cards: Sequence[Card], found: Found, left_out: LeftOut, te
     layout = _layout(ask, found, settings)
     asked = ask.asked(len(made.stages))
     told = paragraph(made, settings, took_line(layout.step_s, layout.network), layout.limit)
+    told += data_sentence(ask.data)
     view = PlanView(
         summary=told if not found.reason else f"This run would wait: {found.reason}.",
         plan_id=None,
@@ -56,6 +58,7 @@ def plan_of(ask: Ask, cards: Sequence[Card], found: Found, left_out: LeftOut, te
         chosen=[
             *_chosen_split(ask, found, settings, terms),
             *auto.explain(asked, settings, ask.format.reason),
+            *chosen_data(ask.data, ask.config.data),
         ],
         cards=_card_rows(cards, made, left_out),
         data=_data_at(ask.data, settings),
@@ -248,13 +251,7 @@ def _notes(ask: Ask, found: Found, settings: TrainSettings) -> list[str]:
             f"{', '.join(ask.old[:4])}: an old version, so recompute and chunked loss are left out "
             "and no more than two fellows train together; update with swarm update"
         )
-    return [*notes, *_data_notes(ask.data), *_speed_notes(ask, found)]
-
-
-def _data_notes(data: DataShape | None) -> list[str]:
-    if data is None or data.checked_share in (None, 1.0):
-        return []
-    return [f"data: {100 * data.checked_share:.0f} % checked; its figures come when all is"]
+    return [*notes, *data_notes(ask.data), *_speed_notes(ask, found)]
 
 
 def _speed_notes(ask: Ask, found: Found) -> list[str]:

@@ -1,5 +1,6 @@
 """Queries on what runs measured: steps and evaluations."""
 
+import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -21,6 +22,7 @@ STEP_COLUMNS = (
     "compute_s",
     "wait_s",
     "skipped",
+    "marks",
 )
 
 
@@ -29,66 +31,110 @@ class Span:
     """Which steps of which stage of a job."""
 
     job_id: str
-    stage: int
+    stage: int | None
+    """None: of the last stage, which may have had other numbers in earlier attempts."""
     from_step: int
     limit: int
+
+
+_LAST = (
+    "SELECT stage FROM steps AS told WHERE told.job_id = steps.job_id AND told.step = steps.step"
+    " ORDER BY attempt DESC, stage DESC LIMIT 1"
+)
+
+
+def _of(stage: int | None) -> str:
+    """The condition that a row is of a stage, or of whichever was the last one then."""
+    return f"stage = ({_LAST})" if stage is None else f"stage = {stage:d}"
 
 
 def put_step(tx: Tx, done: StepDone) -> bool:
     """Store a step; one that is known is replaced by a later attempt only. Whether it was new."""
     before = tx.total_changes
-    values = [int(v) if isinstance(v := getattr(done, c), bool) else v for c in STEP_COLUMNS]
+    values = [_stored(getattr(done, name)) for name in STEP_COLUMNS]
     sets = ", ".join(f"{name} = excluded.{name}" for name in STEP_COLUMNS[3:])
-    marks = ", ".join("?" * len(values))
+    names, marks = ", ".join(STEP_COLUMNS), ", ".join("?" * len(values))
     tx.execute(
-        f"INSERT INTO steps VALUES ({marks}) ON CONFLICT DO UPDATE SET {sets}"  # noqa: S608 - names are ours
+        f"INSERT INTO steps ({names}) VALUES ({marks}) ON CONFLICT DO UPDATE SET {sets}"  # noqa: S608 - names are ours
         " WHERE excluded.attempt > steps.attempt",
         values,
     )
     return tx.total_changes > before
 
 
+def _stored(value: Any) -> Any:
+    if isinstance(value, dict):
+        return json.dumps(value, separators=(",", ":"))
+    return int(value) if isinstance(value, bool) else value
+
+
 def steps(tx: Tx, span: Span) -> list[dict[str, Any]]:
     """Steps of a stage from a step on, in order, as plain rows."""
     rows = tx.execute(
-        "SELECT * FROM steps WHERE job_id = ? AND stage = ? AND step >= ? ORDER BY step LIMIT ?",
-        (span.job_id, span.stage, span.from_step, span.limit),
+        f"SELECT * FROM steps WHERE job_id = ? AND {_of(span.stage)} AND step >= ?"  # noqa: S608 - ours
+        " ORDER BY step LIMIT ?",
+        (span.job_id, span.from_step, span.limit),
     )
-    return [dict(row) for row in rows]
+    return [_shown(row) for row in rows]
 
 
 def count_steps(tx: Tx, span: Span) -> int:
     """How many steps a stage has from a step on."""
     row = tx.execute(
-        "SELECT count(*) FROM steps WHERE job_id = ? AND stage = ? AND step >= ?",
-        (span.job_id, span.stage, span.from_step),
+        f"SELECT count(*) FROM steps WHERE job_id = ? AND {_of(span.stage)} AND step >= ?",  # noqa: S608 - ours
+        (span.job_id, span.from_step),
     ).fetchone()
     return int(row[0])
 
 
-def losses(tx: Tx, job_id: str, stage: int, between: tuple[int, int]) -> Iterator[float]:
+def losses(tx: Tx, job_id: str, stage: int | None, between: tuple[int, int]) -> Iterator[float]:
     """The losses of a stage's steps from one to another, both included, in order."""
     rows = tx.execute(
-        "SELECT loss FROM steps WHERE job_id = ? AND stage = ? AND step BETWEEN ? AND ?"
+        f"SELECT loss FROM steps WHERE job_id = ? AND {_of(stage)} AND step BETWEEN ? AND ?"  # noqa: S608 - ours
         " ORDER BY step",
-        (job_id, stage, *between),
+        (job_id, *between),
     )
     return (float(row["loss"]) for row in rows)
 
 
 def last_times(tx: Tx, job_id: str, stage: int, num: int) -> list[float]:
-    """Seconds of the newest steps of a stage."""
+    """Seconds of the newest steps that a stage did in its newest attempt."""
     rows = tx.execute(
-        "SELECT step_s FROM steps WHERE job_id = ? AND stage = ? ORDER BY step DESC LIMIT ?",
+        "SELECT step_s FROM steps WHERE job_id = ? AND stage = ?"
+        " ORDER BY attempt DESC, step DESC LIMIT ?",
         (job_id, stage, num),
     )
     return [float(row["step_s"]) for row in rows]
 
 
+def last_marks(tx: Tx, job_id: str, attempt: int, num: int) -> dict[int, list[dict[str, float]]]:
+    """stage -> the marks of its newest steps in an attempt, in order.
+
+    An attempt's first two steps count every tensor and take longer: they are left out once there
+    are others.
+    """
+    at = "FROM steps WHERE job_id = ? AND attempt = ?"
+    first, last = tx.execute(f"SELECT min(step), max(step) {at}", (job_id, attempt)).fetchone()
+    if last is None:
+        return {}
+    begin = max(last - num + 1, min(first + 2, last))
+    rows = tx.execute(
+        f"SELECT stage, marks {at} AND step >= ? ORDER BY stage, step", (job_id, attempt, begin)
+    )
+    told: dict[int, list[dict[str, float]]] = {}
+    for row in rows:
+        told.setdefault(row["stage"], []).append(json.loads(row["marks"]))
+    return told
+
+
 def every_step(tx: Tx, job_id: str) -> list[dict[str, Any]]:
     """All steps of a job, by step and stage."""
     rows = tx.execute("SELECT * FROM steps WHERE job_id = ? ORDER BY step, stage", (job_id,))
-    return [dict(row) for row in rows]
+    return [_shown(row) for row in rows]
+
+
+def _shown(row: Any) -> dict[str, Any]:
+    return {**dict(row), "marks": json.loads(row["marks"])}
 
 
 def put_evaluation(tx: Tx, told: Evaluated) -> None:

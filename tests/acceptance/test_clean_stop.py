@@ -37,7 +37,9 @@ def pool(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealPool]:
     # Readiness is told by heartbeats: quick ones keep these tests short.
     settings = folder / "leader" / ".config" / "swarm"
     settings.mkdir(parents=True)
-    (settings / "config.toml").write_text("[leader]\nheartbeat_s = 0.5\noffline_after_s = 5.0\n")
+    (settings / "config.toml").write_text(
+        "[leader]\nheartbeat_s = 0.5\noffline_after_s = 5.0\nauto_replace = false\n"
+    )
     pool = RealPool(folder)
     try:
         pool.join(CARDS)

@@ -70,7 +70,9 @@ def _handler(repositories: Mapping[str, Repository]) -> type[BaseHTTPRequestHand
 
         def _answer(self) -> None:
             path = self.path.partition("?")[0].strip("/").removeprefix("api/models/")
-            name = "/".join(path.split("/")[:2])
+            path = path.removeprefix("api/")
+            is_data = path.startswith("datasets/")  # as "datasets/org/name" among the repositories
+            name = "/".join(path.split("/")[: 3 if is_data else 2])
             repository = repositories.get(name)
             if repository is None:
                 return self._say(404, b"{}", {"X-Error-Code": "RepoNotFound"})
@@ -120,5 +122,9 @@ def _part(content: bytes, asked: str) -> tuple[int, bytes, str]:
 
 
 def _info(name: str, repository: Repository) -> dict[str, Any]:
-    siblings = [{"rfilename": file} for file in sorted(repository.files)]
+    siblings = [
+        {"rfilename": file, "size": len(content)}
+        for file, content in sorted(repository.files.items())
+    ]
+    name = name.removeprefix("datasets/")
     return {"id": name, "modelId": name, "sha": COMMIT, "siblings": siblings, "tags": []}

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from tests.flow.open_leader import JOB, POOL
-from tests.flow.refusals import World, check, everything, rest_told
+from tests.flow.refusals import World, check, everything, rest_told, run_swarm
 
 pytestmark = pytest.mark.usefixtures("told_where")
 
@@ -171,12 +171,45 @@ async def test_data_that_cannot_be_trained_on_is_refused_with_its_numbers(
     await world.refused("jobs_submit", {**ask, "unpinned": True}, "invalid-input", *words)
 
 
+FAULTY = [
+    {"prompt": "the word " * 9, "completion": "was"},
+    {"prompt": "the", "completion": "word " * 20},
+    {"prompt": "the", "completion": "<eos> <eos>"},
+    *[{"prompt": "with", "completion": "all"}] * 3,
+    {"prompt": "in", "completion": "the beginning"},
+]
+
+
+async def test_every_face_tells_what_would_spoil_a_run(world: World) -> None:
+    await make_bucket(world, "faulty", "".join(json.dumps(row) + "\n" for row in FAULTY))
+    ask = {"pool": POOL, "config": job_on("faulty", seq_len=12)}
+    plan = await world.post("/jobs/plan", **ask)
+    found = {one["kind"]: (one["count"], one["first"]) for one in plan["data"]["findings"]}
+    assert found == {
+        "prompt-too-long": (1, "rows.jsonl line 1"),
+        "truncated": (2, "rows.jsonl line 1"),
+        "eos-doubled": (1, "rows.jsonl line 3"),
+        "duplicates": (2, "rows.jsonl line 5"),
+    }
+    told = await world.tools["mcp modern"].call_tool("jobs_plan", ask)
+    assert "1 of 7 rows have a prompt that fills the sequence" in str(told.content[0])
+    (world.folder / "faulty.json").write_text(json.dumps(ask["config"]))
+    for command in ("plan", "train"):
+        words = [command, "--config", str(world.folder / "faulty.json"), "--pool", POOL]
+        code, out, _ = await run_swarm(*words, *(["--plan"] if command == "train" else []))
+        assert code in (0, 3)
+        assert "Found    1 of 7 rows end with EOS twice (first: rows.jsonl line 3)" in out
+        assert "Found    2 of 7 rows have the same tokens as a row before them" in out
+        assert "Sample   the word the word" in out
+
+
 async def test_a_job_without_a_bucket_and_with_an_unknown_one_is_refused(world: World) -> None:
     for data, code, said in (
-        ({}, "invalid-input", "names a bucket"),
+        ({}, "unavailable", "data set Salesforce/wikitext is not on this leader's disk"),
         ({"bucket": "a", "dataset": "o/d"}, "invalid-input", "bucket and dataset exclude"),
         ({"files": ["/etc/passwd"]}, "invalid-input", "names a bucket"),
-        ({"dataset": "org/data"}, "invalid-input", "names a bucket"),
+        ({"dataset": "org/data"}, "unavailable", "data set org/data is not on this leader's disk"),
+        ({"dataset": "../data"}, "invalid-input", "/config/data/dataset"),
         ({"bucket": "none"}, "not-found", "there is no bucket 'none' here"),
     ):
         ask = {"pool": POOL, "config": {**JOB, "data": data}}

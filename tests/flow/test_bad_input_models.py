@@ -152,12 +152,12 @@ async def test_a_local_model_that_is_not_there_is_refused(world: World, model: s
 )
 async def test_what_is_no_model_id_is_refused(world: World, model: str) -> None:
     await world.refused(
-        "jobs_plan", ask_for(model), "invalid-input", "/model/id: string", but=("cli",)
+        "jobs_plan", ask_for(model), "invalid-input", "/model/id: should be a model", but=("cli",)
     )
     file = world.folder / "job.json"
     file.write_text(json.dumps(ask_for(model)["config"]))
     told = await world.swarm("train", "--config", str(file), "--pool", POOL)
-    check(told, "invalid-input", ("/model/id: string should match",))
+    check(told, "invalid-input", ("/model/id: should be a model as local:NAME",))
 
 
 async def test_a_hub_that_cannot_be_reached_is_said_so_and_a_model_of_the_store_works_on(

@@ -30,11 +30,13 @@ async def submit(pool: Pool, **train: object) -> JobView:
     return view
 
 
-async def started(pool: Pool, num_fellows: int = 2) -> tuple[JobView, list[Fellow]]:
+async def started(
+    pool: Pool, num_fellows: int = 2, **train: object
+) -> tuple[JobView, list[Fellow]]:
     """A job whose stages are all loaded, and its fellows in order of stages."""
     for _ in range(num_fellows):
         await pool.add_fellow()
-    job = await submit(pool)
+    job = await submit(pool, **train)
     assert job.state == "starting"
     by_stage = sorted(pool.fellows, key=lambda fellow: fellow.assignment().order.stage)
     for fellow in by_stage:
@@ -59,9 +61,11 @@ async def test_a_job_runs_from_submission_to_an_adapter_folder_that_can_be_fetch
     assert first.assignment().links is not None
     assert first.assignment().links.next.endpoints == ["tcp://127.0.0.1:5001"]  # type: ignore[union-attr]
     await second.evaluate("base", 0, 3.5)
+    spent = {"forward": 0.1, "backward": 0.2, "wait": 0.2}
     for number, loss in enumerate((3.0, 2.0, 1.0), start=1):
-        await first.report(first.step(number, loss))
-        await second.report(second.step(number, loss))
+        await first.report(first.step(number, loss, marks=spent))
+        assert (await pool.ask("jobs_get", job_id=job.job_id)).step_time is None or number > 1
+        await second.report(second.step(number, loss, marks=spent))
     await second.evaluate("trained", 3, 1.1)
     await first.finish()
     await second.finish()
@@ -72,6 +76,11 @@ async def test_a_job_runs_from_submission_to_an_adapter_folder_that_can_be_fetch
     assert view.smoothed_loss == pytest.approx((0.64 * 3 + 0.8 * 2 + 1) / (0.64 + 0.8 + 1))
     assert [e.moment for e in view.evaluations] == ["base", "trained"]
     assert [s.peak_bytes for s in view.stages] == [500, 500]
+    assert view.step_time is not None
+    assert (view.step_time.steps, view.step_time.step_s) == (1, 0.5)
+    assert [s.backward_s for s in view.step_time.stages] == [0.2, 0.2]
+    steps = (await pool.ask("jobs_records", job_id=job.job_id)).steps
+    assert [step.marks for step in steps] == [spent] * 3
     export = await pool.ask("models_export", job_id=job.job_id)
     assert [f.name for f in export.files] == [
         "README.md",
@@ -84,7 +93,8 @@ async def test_a_job_runs_from_submission_to_an_adapter_folder_that_can_be_fetch
     assert len(load_file(found.path)) == 8
     records = pool.leader.records_file(job.job_id)
     assert records is not None
-    assert len(records.read_text().splitlines()) == 6
+    lines = [json.loads(line) for line in records.read_text().splitlines()]
+    assert [line["marks"] for line in lines] == [spent] * 6
     assert pool.leader.office.registry.desired(first.fellow_id).stages == []
 
 
@@ -192,17 +202,18 @@ async def test_jobs_start_in_order_and_one_that_cannot_start_blocks_no_later_one
 
 
 async def test_a_fellow_that_falls_silent_fails_its_job_with_the_reason(pool: Pool) -> None:
-    job, (first, second) = await started(pool)
+    job, (first, second) = await started(pool, on_node_loss="fail")
     await second.report(second.step(1, 3.0))
-    pool.leader.start()
     for _ in range(4):
         await pool.clock.advance(5)
         first.beat()
+        await pool.leader._sweep()
+    assert first.assignment().pause is True
+    await pool.leader.office.jobs.schedule()
     view = await ended(pool, job.job_id)
     assert view.state == "failed"
     assert second.fellow_id in view.reason
     assert "step 1" in view.reason
-    assert first.assignment().pause is True
 
 
 async def test_a_leader_that_restarts_goes_on_where_it_was(pool: Pool) -> None:

@@ -67,7 +67,7 @@ class Machine:
         self._revision, self._desired = 0, []
         for key, is_over in list(self.disk.over.items()):
             if not is_over:
-                self.fail(key, "the fellow daemon ended while the stage ran")
+                self.fail(key, "the fellow daemon ended while the stage ran", lost=True)
                 self.disk.over[key] = True
         self._tasks = [
             asyncio.create_task(work)
@@ -83,6 +83,12 @@ class Machine:
             stage.kill()
         self.stages.clear()
 
+    def raise_what_ended_a_loop(self) -> None:
+        """A loop of the daemon that ended by a mistake must not go unseen."""
+        for task in self._tasks:
+            if task.done() and not task.cancelled() and (error := task.exception()):
+                raise error
+
     async def freeze(self, seconds: float) -> None:
         """Let nothing on this machine move for a while."""
         self.thawed.clear()
@@ -97,7 +103,7 @@ class Machine:
         self.disk.spool.append(Numbered(sequence=self.disk.number, report=report))
         self._filled.set()
 
-    def fail(self, key: Key, message: str, *, echo: bool = False) -> None:
+    def fail(self, key: Key, message: str, *, echo: bool = False, lost: bool = False) -> None:
         """Say that a stage has failed."""
         told = StageFailed(
             job_id=key.job_id,
@@ -107,6 +113,7 @@ class Machine:
             code="stage-failed",
             message=message,
             echo=echo,
+            lost=lost,
         )
         self.put(told)
 

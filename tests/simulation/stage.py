@@ -59,7 +59,7 @@ class Stage:
     def crash(self) -> None:
         """The worker process dies; its daemon tells."""
         self.kill()
-        self.machine.fail(self.key, "the worker process was killed by signal 9")
+        self.machine.fail(self.key, "the worker process was killed by signal 9", lost=True)
         self.machine.ended(self.key)
 
     async def _run(self) -> None:

@@ -54,8 +54,8 @@ def test_a_leader_that_acknowledges_what_it_has_not_stored_is_found(
 ) -> None:
     take = intake.take_batch
 
-    def too_much(*given: Any) -> Any:
-        taken = take(*given)
+    def too_much(*given: Any, **more: Any) -> Any:
+        taken = take(*given, **more)
         return replace(taken, committed=taken.committed + 1)
 
     monkeypatch.setattr(lifecycle, "take_batch", too_much)

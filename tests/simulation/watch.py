@@ -65,11 +65,8 @@ class Watch:
         self.note("accepted", job=job_id)
 
     def acknowledged(self, fellow_id: str, number: int) -> None:
-        """The leader told a machine up to which report it has all."""
-        before = self._acknowledged.get(fellow_id, 0)
-        if number < before:
-            raise self.broken(f"{fellow_id} was told {before}, and later only {number}")
-        if number > before:
+        """The leader told a machine up to which report it has all. Answers overtake each other."""
+        if number > self._acknowledged.get(fellow_id, 0):
             self._acknowledged[fellow_id] = number
             self.note("acknowledged", fellow=fellow_id, number=number)
 
@@ -99,6 +96,8 @@ class Watch:
         leader = self.world.leader
         await leader.office.database.read(self._check_rows)
         self._check_orders()
+        for machine in self.world.machines:
+            machine.raise_what_ended_a_loop()
 
     def _check_rows(self, tx: Tx) -> None:
         for fellow_id, number in self._acknowledged.items():

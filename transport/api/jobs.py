@@ -7,6 +7,7 @@ from pydantic import Field
 from transport.api.job_config import JobConfig
 from transport.api.operation import Answer, Ask, Change, Operation
 from transport.api.plans import Chosen, PlanView
+from transport.api.step_time import StepTime
 from transport.cards import PathKind
 from transport.ids import CardId, FellowId, JobId, PlanId, PoolName
 from transport.schema import Model
@@ -150,6 +151,8 @@ class JobView(Answer):
     """In jobs_get and jobs_wait."""
     chosen: list[Chosen]
     evaluations: list[Evaluation]
+    step_time: StepTime | None = None
+    """Where the newest steps went; null until every stage has told."""
     counts: dict[str, int] = {}
     """Skipped updates, micro-batches without supervised tokens, refused reports, recoveries."""
     adapter_ready: bool = False
@@ -263,6 +266,8 @@ class StepRow(Model):
     compute_s: float
     wait_s: float
     skipped: bool
+    marks: dict[str, float] = {}
+    """Where step_s went on this stage; {} when its fellow did not tell."""
 
 
 class JobsRecorded(Answer):

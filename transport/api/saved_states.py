@@ -74,4 +74,4 @@ JOBS_RESUME = Operation(
     ("job_id",),
 )
 
-ALL = (JOBS_SNAPSHOTS,)
+ALL = (JOBS_SNAPSHOTS, JOBS_RESUME)

@@ -29,6 +29,9 @@ ALTER TABLE jobs ADD COLUMN saving_paused TEXT NOT NULL DEFAULT ''; -- why nothi
 ALTER TABLE jobs ADD COLUMN resumes TEXT NOT NULL DEFAULT '[]'; -- JSON list, one for each
 ALTER TABLE jobs ADD COLUMN loss_of TEXT; -- JSON while a job looks for a place to go on
 
+-- Which stage was the last one at a step: it may have another number in a later attempt.
+CREATE INDEX steps_by_step ON steps (job_id, step, attempt, stage);
+
 CREATE TABLE about (
     name TEXT PRIMARY KEY,
     value TEXT NOT NULL

@@ -10,6 +10,7 @@ import yaml
 
 from tests.unit.agents.conftest import Swarm
 from tests.unit.agents.rest_twin import JOB, POOL, RestTwin, a_config, a_job, a_plan, sha256
+from transport.api.step_time import StageTime
 from transport.errors import SwarmError
 
 PLAN_ID = "3f9c2a1b0d4e5f67"
@@ -98,6 +99,24 @@ def test_following_shows_each_step_and_ends_with_the_job(
     assert told.code == 0
     assert "step 2/3  loss 2.000" in told.out
     assert "swarm models export" in told.out
+
+
+def test_a_job_is_shown_with_where_its_step_went_and_what_would_shorten_it(
+    swarm: Swarm, leader: RestTwin
+) -> None:
+    names = [name for name in StageTime.model_fields if name not in ("stage", "recompute_s")]
+    spent: dict[str, Any] = {**dict.fromkeys(names, 0.0), "recompute_s": None}
+    stages = [{**spent, "stage": k, "forward_s": 1.0, "bubble_s": 1.0} for k in range(2)]
+    more = {"suggestion": "set train.micro_batches to 8", "gain": 0.25}
+    told = {"steps": 20, "step_s": 2.0, "stages": stages, "limit": "the bubble: 50 %", **more}
+    leader.answers["jobs_get"] = lambda _: a_job(state="running", step=9, step_time=told)
+    shown = swarm("jobs", "show", JOB)
+    assert shown.code == 0
+    rows = [line.split() for line in shown.out.splitlines()]
+    assert ["stage", "forward", "bubble"] in rows
+    assert ["1", "50.0%", "50.0%"] in rows
+    assert "Limit    the bubble: 50 %" in shown.out
+    assert "predicted 25 % shorter, about 1.5 s a step" in shown.out
 
 
 def test_following_a_job_that_fails_exits_with_1(swarm: Swarm, leader: RestTwin) -> None:

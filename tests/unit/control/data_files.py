@@ -69,10 +69,10 @@ def write_parquet(path: Path, rows: Sequence[Mapping[str, Any]]) -> Path:
     return path
 
 
-def write_tokens(path: Path, ids: Sequence[int], dtype: str = "int32") -> Path:
+def write_tokens(path: Path, ids: Iterable[int], dtype: str = "int32") -> Path:
     """Token ids as an array."""
     with path.open("wb") as handle:
-        np.save(handle, np.array(ids, dtype=dtype))
+        np.save(handle, np.array(list(ids), dtype=dtype))
     return path
 
 
@@ -92,11 +92,12 @@ def made_of(
         lint.look(told)
     how = shape or Shape(layout_of(tokens[0].kind), folder.pad_id)
     written = write(tokens, how, path.parent / "tokens", path.parent / "work")
-    told_all = {**written, "lint": lint.told(), "names": [path.name]}
+    told_all = {**written, "lint": lint.told()}
     file = path.parent / "tokens" / f"{written['file']['digest']}.safetensors"
     return Made(measure(file, written, seq_len, held_out or HeldOutConfig()), told_all)
 
 
 def found_in(path: Path, folder: TokenizerFolder, seq_len: int = 64) -> dict[str, Finding]:
     """What is wrong with a data file, by kind."""
-    return {finding.kind: finding for finding in findings_of(made_of(path, folder, seq_len))}
+    made = made_of(path, folder, seq_len)
+    return {finding.kind: finding for finding in findings_of(made, [path.name])}

@@ -1,6 +1,7 @@
 """Every format gives the same rows; what is no such file is refused by its row."""
 
 import json
+import random
 from pathlib import Path
 from typing import Any
 
@@ -184,3 +185,30 @@ def test_content_in_parts_is_joined_and_a_picture_is_refused(tmp_path: Path) -> 
     with pytest.raises(SwarmError) as refusal:
         rows_in(write_jsonl(tmp_path / "b.jsonl", [row]))
     assert "line 1 has a message with a part that is not text" in refusal.value.message
+
+
+@pytest.mark.parametrize("name", ["a.parquet", "a.npy", "a.csv", "a.jsonl"])
+def test_a_damaged_file_is_read_or_refused_and_nothing_else_comes_of_it(
+    name: str, tmp_path: Path
+) -> None:
+    whole = {
+        "a.parquet": lambda path: write_parquet(path, PAIRS * 20),
+        "a.npy": lambda path: write_tokens(path, range(200)),
+        "a.csv": lambda path: write_csv(path, PAIRS * 4),
+        "a.jsonl": lambda path: write_jsonl(path, KINDS["messages"] * 4),
+    }[name](tmp_path / name)
+    dice, sound = random.Random(name), whole.read_bytes()
+    refused: list[SwarmError] = []
+    for _ in range(150):
+        damaged = bytearray(sound)
+        for _ in range(dice.choice([1, 2, 8])):
+            at = dice.randrange(len(damaged))
+            damaged[at : at + dice.randrange(3)] = dice.randbytes(dice.randrange(1, 4))
+        whole.write_bytes(damaged)
+        try:
+            check_file(whole, name)
+        except SwarmError as error:
+            refused.append(error)
+    assert {error.code for error in refused} == {"invalid-input"}
+    assert [error for error in refused if str(tmp_path) in error.message] == []
+    assert len(refused) > 20

@@ -166,3 +166,13 @@ def test_the_sample_shows_the_first_row_with_what_is_learned(
     path = write_jsonl(tmp_path / "a.jsonl", [chat(("user", "go"), ("assistant", "yes"))])
     sample = made_of(path, folder, 64).told["lint"]["sample"]
     assert sample == "<s>user: go\nassistant: ⟦yes</s>⟧\n"
+
+
+def test_the_sample_of_a_long_prompt_shows_where_learning_begins(
+    folder: TokenizerFolder, tmp_path: Path
+) -> None:
+    rows = [{"prompt": WORDS * 40, "completion": "yes"}]
+    sample = made_of(write_jsonl(tmp_path / "a.jsonl", rows), folder, 4096).told["lint"]["sample"]
+    assert sample.startswith("…")
+    assert sample.endswith("with the swarm. ⟦yes</s>⟧")
+    assert len(sample) <= 480

@@ -99,6 +99,18 @@ def test_the_assistants_turns_and_their_ends_are_learned_and_nothing_else(
     )
 
 
+def test_a_chat_that_begins_with_the_assistant_is_marked_where_only_whole_chats_render(
+    tmp_path: Path,
+) -> None:
+    picky = (
+        "{% if messages | selectattr('role', 'equalto', 'user') | list | length == 0 %}"
+        "{{ raise_exception('No user query found') }}{% endif %}"
+        "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+    )
+    row = chat(("assistant", "was"), ("user", "was"), ("assistant", "with"))
+    assert learned(tmp_path, picky, row) == "was<|im_end|>with<|im_end|>"
+
+
 def test_marks_decide_where_a_template_has_them(tmp_path: Path) -> None:
     source = (
         "{% for m in messages %}{% if m.role == 'user' %}{% generation %}{{ m.content }}<|im_end|>"

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from stage_runtime.checkpoint import open_checkpoint
+from stage_runtime.marks import Marks
 from stage_runtime.process_group import make_group
 from stage_runtime.stage_group import StageGroup
 from stage_runtime.step import RunningStage, run_step
@@ -29,6 +30,7 @@ class TwinGroup:
         self._inner = inner
         self.others = others
         self.wait_s, self.sent_bytes, self.received_bytes = 0.0, 0, 0
+        self.marks, self.engine_mark = Marks(), inner.engine_mark
 
     def begin_step(self, step: int) -> None:
         self._inner.begin_step(step)
