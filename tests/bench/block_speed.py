@@ -33,7 +33,8 @@ FORMATS = {"bfloat16": torch.bfloat16, "float32": torch.float32}
 def fastest_s(call: Callable[[], object]) -> float:
     """CPU seconds of the fastest pass."""
     call()
-    told, until = [], time.process_time() + SECONDS
+    told: list[float] = []
+    until = time.process_time() + SECONDS
     while time.process_time() < until or len(told) < 2:
         began = time.process_time()
         call()
