@@ -21,7 +21,7 @@ from typing import Any
 
 import torch
 
-from stage_runtime.speed import measured
+from stage_runtime.speed import CARD_SHAPE, CPU_SHAPE, Shape, sized, tflops
 from transport.cards import CardReport, Holder, NumberFormat, Speed
 
 COMPUTED: dict[str, torch.dtype] = {
@@ -62,8 +62,11 @@ def self_test(device: torch.device, name: str) -> str:
     return ""
 
 
-def measure(device: torch.device, formats: Sequence[str]) -> tuple[list[Speed], str]:
+def measure(
+    device: torch.device, formats: Sequence[str], shape: Shape | None = None
+) -> tuple[list[Speed], str]:
     """(speed in each format that computes rightly, why others were not measured)."""
+    shape = shape or (CPU_SHAPE if device.type == "cpu" else CARD_SHAPE)
     speeds: list[Speed] = []
     wrong: list[str] = []
     for name in formats:
@@ -73,10 +76,10 @@ def measure(device: torch.device, formats: Sequence[str]) -> tuple[list[Speed], 
         if why:
             wrong.append(why)
             continue
-        told = measured(device, COMPUTED[name], time.perf_counter)
-        speeds.append(
-            Speed.model_validate(told | {"number_format": name, "measured_at": time.time()})
-        )
+        figure = tflops(shape, device, COMPUTED[name], time.perf_counter)
+        told = {"number_format": name, "tflops": figure, "measured_at": time.time()}
+        told |= sized(shape, figure, device, COMPUTED[name], time.perf_counter)
+        speeds.append(Speed.model_validate(told))
     return speeds, "; ".join(wrong)
 
 

@@ -155,17 +155,21 @@ def tflops(
             return shape.operations * passes / took / 1e12
 
 
-def measured(
-    device: torch.device, dtype: torch.dtype, clock: Callable[[], float]
+def sized(
+    usual: Shape,
+    usual_tflops: float,
+    device: torch.device,
+    dtype: torch.dtype,
+    clock: Callable[[], float],
 ) -> dict[str, Any]:
-    """The figure at the usual size; the seconds that a block takes whatever it computes; and the
-    figures at all sizes without those seconds.
+    """The seconds that a block takes whatever it computes, and figures at several sizes without
+    those seconds.
 
     Returns:
-        {"tflops": x, "block_s": s, "sizes": [{"layer_params": n, "tflops": x}, ...]}.
+        {"block_s": s, "sizes": [{"layer_params": n, "tflops": x}, ...]}.
     """
-    usual, others = (CPU_SHAPE, CPU_SIZES) if device.type == "cpu" else (CARD_SHAPE, CARD_SIZES)
-    took = {usual: usual.operations / tflops(usual, device, dtype, clock) / 1e12}
+    others = CPU_SIZES if device.type == "cpu" else CARD_SIZES
+    took = {usual: usual.operations / usual_tflops / 1e12}
     for shape in (*others, FEW):
         took[shape] = shape.operations / tflops(shape, device, dtype, clock, SIZE_S) / 1e12
     narrow = others[0]
@@ -173,13 +177,12 @@ def measured(
     share = narrow.operations / narrow.params / (FEW.operations / FEW.params)
     block_s = max(0.0, (took[FEW] * share - took[narrow]) / (share - 1))
     block_s = min(block_s, took[FEW])
-    sizes = sorted((s.params, s.operations / (took[s] - min(block_s, took[s] / 2)) / 1e12)
-                   for s in (usual, *others))  # fmt: skip
-    return {
-        "tflops": usual.operations / took[usual] / 1e12,
-        "block_s": block_s,
-        "sizes": [{"layer_params": params, "tflops": figure} for params, figure in sizes],
-    }
+    sizes = sorted(
+        (shape.params, shape.operations / (took[shape] - min(block_s, took[shape] / 2)) / 1e12)
+        for shape in (usual, *others)
+    )
+    told = [{"layer_params": params, "tflops": figure} for params, figure in sizes]
+    return {"block_s": block_s, "sizes": told}
 
 
 def wait(device: torch.device) -> None:

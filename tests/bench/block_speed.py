@@ -17,7 +17,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from control.planning.pace import tflops_at
 from control.planning.usable import Card
-from stage_runtime.speed import measured
+from stage_runtime.speed import CPU_SHAPE, sized, tflops
 from tests.unit.control.planning.pools import a_card, a_fellow
 from transport.cards import Speed
 
@@ -71,8 +71,12 @@ def main() -> None:
     """Print the ratios."""
     torch.set_num_threads(1)
     for name, dtype in FORMATS.items():
-        told = measured(torch.device("cpu"), dtype, time.process_time)
-        speed = Speed.model_validate(told | {"number_format": name, "measured_at": 1.0})
+        asked = torch.device("cpu"), dtype, time.process_time
+        usual = tflops(CPU_SHAPE, *asked)
+        told = sized(CPU_SHAPE, usual, *asked)
+        speed = Speed.model_validate(
+            told | {"number_format": name, "tflops": usual, "measured_at": 1.0}
+        )
         report = a_card().model_copy(update={"speeds": [speed]})
         card = Card(a_fellow("a", report), report)
         for shape in SHAPES:
