@@ -4,18 +4,21 @@ Knows which files belong to a checkpoint and compares what arrives with the dige
 """
 
 import re
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from agents.client import Client
 from transport.api.buckets import (
     MODELS_ADD,
     MODELS_EXPORT,
+    ExportedFile,
     ModelAdded,
     ModelExported,
     ModelsAdd,
     ModelsExport,
 )
+from transport.api.exports import MODELS_MERGE, ModelsMerge, ShownMerge
 from transport.errors import SwarmError
 
 _WANTED = re.compile(
@@ -29,6 +32,8 @@ _PICKLED = (".bin", ".pt", ".pth", ".pkl", ".ckpt", ".h5", ".msgpack")
 
 Tell = Callable[[str, int], None]
 """Called with a file's name and the number of bytes just handed over."""
+MergeTell = Callable[[ShownMerge], None]
+POLL_S = 1.0
 
 
 def checkpoint_files(folder: Path) -> list[Path]:
@@ -89,12 +94,55 @@ def export_adapter(
         SwarmError: conflict when the folder holds something; internal when a file arrives damaged.
     """
     told = client.call(MODELS_EXPORT, ModelsExport(job_id=job_id))
+    _make_empty(target)
+    _fetch_all(client, told.files, target, tell)
+    return told
+
+
+def export_merged(
+    client: Client, ask: ModelsMerge, target: Path, tell: MergeTell, fetched: Tell | None = None
+) -> ModelExported:
+    """Have a fellow make a whole checkpoint of a finished job, wait for it, and write it.
+
+    tell: called with each new state of the making.
+
+    Raises:
+        SwarmError: conflict when the folder holds something; stage-failed with the fellow's words
+            when it cannot be made; internal when a file arrives damaged.
+    """
+    _make_empty(target)
+    job_id = ask.job_id
+    merged = client.call(MODELS_MERGE, ask).merged
+    while merged.state in ("waiting", "running"):
+        tell(merged)
+        time.sleep(POLL_S)
+        found = client.call(MODELS_EXPORT, ModelsExport(job_id=job_id)).merged
+        if found is None:
+            raise SwarmError("conflict", "the checkpoint is no longer asked for", hint="ask again")
+        merged = found
+    if merged.state == "failed":
+        raise SwarmError(
+            "stage-failed",
+            f"the checkpoint of {job_id} was not made: {merged.untrusted_error or merged.reason}",
+            hint="run the same command again to try again",
+        )
+    told = client.call(MODELS_EXPORT, ModelsExport(job_id=job_id))
+    _fetch_all(client, told.merged_files, target, fetched)
+    return told
+
+
+def _make_empty(target: Path) -> None:
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise SwarmError(
             "conflict", f"{str(target)!r} is not empty", hint="name a new folder with --to"
         )
     target.mkdir(parents=True, exist_ok=True)
-    for file in told.files:
+
+
+def _fetch_all(
+    client: Client, files: Sequence[ExportedFile], target: Path, tell: Tell | None
+) -> None:
+    for file in files:
         if not _NAME.match(file.name):
             raise SwarmError(
                 "internal", f"the leader names a file {file.name!r}, which is no file name here"
@@ -112,4 +160,3 @@ def export_adapter(
                 f"{file.name} arrived damaged: SHA-256 {digest[:12]}, not {file.sha256[:12]}",
                 hint="fetch it again",
             )
-    return told

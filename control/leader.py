@@ -23,6 +23,7 @@ from control.fellows.credentials import Credentials
 from control.fellows.invites import Invites, InviteTerms
 from control.fellows.registry import Registry, Timing
 from control.fellows.secret_text import leader_key, relay_key
+from control.jobs.exports import Exports, ExportTools
 from control.jobs.lifecycle import Jobs, Tools
 from control.jobs.planner import PlanTerms, PoolPlanner, Sources
 from control.jobs.relaying import relay_terms
@@ -43,7 +44,7 @@ from transport.api.operation import Answer, Operation
 from transport.cards import Heartbeat
 from transport.ids import RandomBytes
 from transport.orders import DesiredState
-from transport.reports import JoinAsk, Joined, ReportBatch, ReportsTaken
+from transport.reports import ExportFailed, JoinAsk, Joined, ReportBatch, ReportsTaken
 
 log = logging.getLogger(__name__)
 
@@ -90,6 +91,7 @@ class Leader:
         """Begin the loops that run by themselves."""
         self._loops = [
             asyncio.create_task(self._every(self._sweep), name="sweep"),
+            asyncio.create_task(self._every(self.office.exports.turn), name="exports"),
             asyncio.create_task(self._schedule_loop(), name="schedule"),
             asyncio.create_task(self._housekeeping_loop(), name="housekeeping"),
         ]
@@ -168,6 +170,10 @@ class Leader:
 
     async def take_reports(self, fellow_id: str, batch: ReportBatch) -> ReportsTaken:
         """Store reports for good; finished although the sender hangs up."""
+        # First, so that a report that is stored is never one that was not acted upon.
+        for numbered in batch.reports:
+            if isinstance(numbered.report, ExportFailed):
+                await self.office.exports.fail(fellow_id, numbered.report)
         taking = asyncio.ensure_future(self.office.jobs.take_reports(fellow_id, batch))
         taking.add_done_callback(lambda done: done.cancelled() or done.exception())
         return await asyncio.shield(taking)
@@ -215,6 +221,7 @@ class Leader:
             self.office.registry.take_speeds(fellow_id, card_index, figures)
         await self.office.snapshots.load()
         await self.office.jobs.load()
+        await self.office.exports.turn()
 
     async def _sweep(self) -> None:
         registry = self.office.registry
@@ -301,6 +308,7 @@ def compose(
         relay_terms(settings, relay_key(key)),
         auto_replace=settings.auto_replace,
     )
+    exporting = ExportTools(database, registry, results, files, clock, random_bytes, events.publish)
     office = Office(
         settings=settings,
         clock=clock,
@@ -317,6 +325,7 @@ def compose(
         planner=planner,
         jobs=Jobs(tools),
         results=results,
+        exports=Exports(exporting),
         snapshots=saved,
         files=files,
         relay_key=relay_key(key),

@@ -2,10 +2,11 @@
 
 import hmac
 import secrets
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+from control.jobs.exports import Piece
 from control.jobs.results import StageKey
 from control.leader import Leader
 from control.operations.call import Call
@@ -157,6 +158,30 @@ class Desk:
     async def adapter_file(self, job_id: str, name: str) -> StoredFile | None:
         """One file of a job's result."""
         return await self.leader.adapter_file(job_id, name)
+
+    async def merged_file(self, job_id: str, name: str) -> StoredFile | None:
+        """One file of a job's whole checkpoint."""
+        return await self.leader.office.exports.file(job_id, name)
+
+    async def export_trained(self, fellow_id: str, export_id: str) -> StoredFile:
+        """What an export is made of."""
+        return await self.leader.office.exports.trained(fellow_id, export_id)
+
+    async def take_export_piece(
+        self, fellow_id: str, export_id: str, piece: Piece, chunks: AsyncIterator[bytes]
+    ) -> None:
+        """Append a piece of an export's file."""
+        await self.leader.office.exports.take(fellow_id, export_id, piece, chunks)
+
+    async def finish_export(
+        self,
+        fellow_id: str,
+        export_id: str,
+        files: Mapping[str, tuple[int, str]],
+        licence: str | None,
+    ) -> None:
+        """End an export."""
+        await self.leader.office.exports.finish(fellow_id, export_id, files, licence)
 
     async def records_file(self, job_id: str) -> Path | None:
         """A job's steps as JSON lines."""

@@ -17,6 +17,7 @@ from control.jobs.results import StageKey
 from control.snapshots.keeper import SnapshotKey
 from mcp_server.access import FELLOW_PREFIX, Reception
 from mcp_server.closing import unless_closing
+from mcp_server.export_files import ExportFiles
 from mcp_server.hub_files import HubFiles
 from mcp_server.office import Office, Promise
 from mcp_server.problems import answered
@@ -63,6 +64,7 @@ class FellowApi:
     def routes(self) -> list[Route]:
         """Every route below /fellow/v1."""
         hub = HubFiles(self.office, self.reception)
+        exports = ExportFiles(self.office, self.reception)
         own = [
             ("/join", "POST", self.join),
             ("/heartbeat", "POST", self.heartbeat),
@@ -72,6 +74,9 @@ class FellowApi:
             (SNAPSHOT, "PUT", self.take_snapshot),
             (SNAPSHOT, "GET", self.give_snapshot),
             ("/tokens/{digest}", "GET", self.tokens),
+            ("/exports/{export_id}/trained", "GET", exports.trained),
+            ("/exports/{export_id}/files/{file}", "PUT", exports.take),
+            ("/exports/{export_id}/done", "POST", exports.done),
             ("/hub/{repo:path}/resolve/{revision}/{file:path}", "GET", hub.file),
             ("/hub/api/models/{repo:path}/revision/{revision}", "GET", hub.info),
             ("/hub/api/models/{repo:path}/tree/{revision}", "GET", hub.tree),

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
+from control.jobs.exports import Piece
 from control.jobs.results import StageKey
 from control.snapshots.keeper import SnapshotKey
 from control.store.files import StoredFile
@@ -118,6 +119,25 @@ class Office(Protocol):
     async def model(self, fellow_id: str, name: str) -> ShownModel | None: ...
 
     async def adapter_file(self, job_id: str, name: str) -> StoredFile | None: ...
+
+    async def merged_file(self, job_id: str, name: str) -> StoredFile | None: ...
+
+    async def export_trained(self, fellow_id: str, export_id: str) -> StoredFile:
+        """A job's trained tensors, for the fellow that makes this export."""
+
+    async def take_export_piece(
+        self, fellow_id: str, export_id: str, piece: Piece, chunks: AsyncIterator[bytes]
+    ) -> None:
+        """Append a piece of a file; refused with facts["have_bytes"] where it does not fit."""
+
+    async def finish_export(
+        self,
+        fellow_id: str,
+        export_id: str,
+        files: Mapping[str, tuple[int, str]],
+        licence: str | None,
+    ) -> None:
+        """All files of an export are there: name -> (size_bytes, sha256)."""
 
     async def records_file(self, job_id: str) -> Path | None: ...
 

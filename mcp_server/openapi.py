@@ -138,6 +138,12 @@ def _downloads() -> Node:
         "/api/v1/jobs/{job_id}/adapter/{file}": get(
             "adapter_file", "Fetch one adapter file.", "application/octet-stream", [job, file]
         ),
+        "/api/v1/jobs/{job_id}/merged/{file}": get(
+            "merged_file",
+            "Fetch one file of a whole checkpoint.",
+            "application/octet-stream",
+            [job, file],
+        ),
         "/api/v1/jobs/{job_id}/records.jsonl": get(
             "records_file", "Fetch all measured steps.", "application/jsonl", [job]
         ),

@@ -52,6 +52,7 @@ class Rest:
         return [
             *told,
             Route(f"{API}/jobs/{{job_id}}/adapter/{{file}}", answered(self.adapter)),
+            Route(f"{API}/jobs/{{job_id}}/merged/{{file}}", answered(self.merged)),
             Route(f"{API}/jobs/{{job_id}}/records.jsonl", answered(self.records)),
             Route(f"{API}/jobs/{{job_id}}/snapshots/{{step}}/{{stage}}", answered(self.snapshot)),
             Route(f"{API}/openapi.json", answered(self.openapi), name="openapi"),
@@ -78,6 +79,15 @@ class Rest:
         stored = await self.calls.office.adapter_file(job_id, name)
         if stored is None:
             raise not_found("adapter file", name, hint="models_export lists the files of a job")
+        return FileResponse(stored.path, headers={"etag": f'"{stored.sha256}"'}, filename=name)
+
+    async def merged(self, request: Request) -> Response:
+        """One file of a job's whole checkpoint, whole or by range."""
+        job_id, name = request.path_params["job_id"], request.path_params["file"]
+        await self._may_see(MODELS_EXPORT, request, job_id)
+        stored = await self.calls.office.merged_file(job_id, name)
+        if stored is None:
+            raise not_found("merged file", name, hint="models_export lists the files of a job")
         return FileResponse(stored.path, headers={"etag": f'"{stored.sha256}"'}, filename=name)
 
     async def snapshot(self, request: Request) -> Response:

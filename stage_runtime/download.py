@@ -154,7 +154,7 @@ def fetch_stage(
             `open_checkpoint` raise.
     """
     if source.from_leader and leader.url:
-        _allow_leader(leader)
+        allow_leader(leader)
     downloader = Downloader(source, leader, cache / MODELS_FOLDER, check)
     folder = downloader.fetch("config.json").parent
     first = 0
@@ -172,7 +172,7 @@ def fetch_stage(
     return checkpoint, first + missing
 
 
-def _allow_leader(leader: LeaderAccess) -> None:
+def allow_leader(leader: LeaderAccess) -> None:
     """Let the hub library talk to the leader: its switch to stay offline means the hub."""
     constants.HF_HUB_OFFLINE = False
     if leader.pin is not None:

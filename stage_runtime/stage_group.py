@@ -20,6 +20,7 @@ from transport.errors import SwarmError
 from transport.orders import StageOrder
 
 LAUNCHER_VARIABLES = ("MASTER_ADDR", "MASTER_PORT")
+AGENT_STORE = "TORCHELASTIC_USE_AGENT_STORE"
 
 
 class StageGroup(Protocol):
@@ -112,7 +113,8 @@ class LauncherGroup:
             os.environ["MASTER_ADDR"],
             int(os.environ["MASTER_PORT"]),
             order.num_stages,
-            is_master=order.is_first,
+            # torchrun keeps the store itself; a plain job script leaves it to the first stage.
+            is_master=order.is_first and os.environ.get(AGENT_STORE) != "True",
             timeout=timedelta(seconds=order.settings.link_timeout_s),
         )
 

@@ -238,6 +238,38 @@ class MeasureOrder(Model):
     token: str
 
 
+class ExportOrder(Model):
+    """Make a whole checkpoint of a job's result and bring it to the leader; carried out once."""
+
+    export_id: Annotated[str, Field(pattern=r"^x-[a-z2-9]{8}$")]
+    job_id: JobId
+    model: ModelSource
+    """The base. Its weights are read as they are on disk, never from quantized codes."""
+    kind: Literal["adapter", "weights"]
+    """adapter: add it to the base. weights: every weight was trained, the base gives the rest."""
+    trained_sha256: Digest
+    trained_bytes: Positive
+    scale: Annotated[float, Field(gt=0)]
+    """Of the adapters: alpha / rank."""
+    transposed: bool
+    """The base keeps its projections as (inputs, outputs)."""
+    dtype: Literal["float32", "bfloat16", "float16"] | None
+    """Of all weights; None: an adapter's as the base has them, trained ones in float32."""
+
+
+class ExportStart(Model):
+    """The line an export's process reads on its stdin, whose end ends it."""
+
+    kind: Literal["export"] = "export"
+    order: ExportOrder
+    leader_url: str
+    leader_token: str
+    leader_pin: str | None
+    cache_folder: str
+    work_folder: str
+    """Its own; emptied before it starts."""
+
+
 class DesiredState(Model):
     """All that a fellow should be doing. What is not here must not run."""
 
@@ -246,6 +278,7 @@ class DesiredState(Model):
     """Grows with every change of this fellow's orders; the cursor of the held request."""
     stages: list[StageAssignment]
     measure: MeasureOrder | None
+    export: ExportOrder | None = None
     reports_committed: Count
     """The highest report sequence number of this fellow that is stored for good."""
 

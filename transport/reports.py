@@ -175,6 +175,17 @@ class LogLine(FromStage):
     text: Text2000
 
 
+class ExportFailed(Told):
+    """The export that was ordered cannot be made."""
+
+    kind: Literal["export_failed"] = "export_failed"
+    export_id: Annotated[str, Field(max_length=64)]
+    at: float
+    code: Annotated[str, Field(max_length=64)]
+    message: Text2000
+    hint: Text500 = ""
+
+
 class Measured(Told):
     """The figures that a MeasureOrder asked for."""
 
@@ -209,6 +220,7 @@ Report = Annotated[
     | StageDone
     | StageFailed
     | LogLine
+    | ExportFailed
     | Measured,
     Field(discriminator="kind"),
 ]

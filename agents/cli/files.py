@@ -8,8 +8,9 @@ from agents.cli.operation_commands import ask_from
 from agents.cli.render import show
 from agents.cli.session import Session, current, shared_options
 from agents.cli.uploads import check_data_file
-from agents.folders import Tell, add_model, export_adapter
+from agents.folders import Tell, add_model, export_adapter, export_merged
 from transport.api.buckets import BUCKETS_ADD, MODELS_ADD, MODELS_EXPORT
+from transport.api.exports import MODELS_MERGE, ExportDtype, ModelsMerge, ShownMerge
 from transport.units import human_bytes
 
 
@@ -59,12 +60,31 @@ def models_add(folder: str, name: str | None) -> None:
 @click.option(
     "--to", "target", metavar="FOLDER", help="Write the adapter there; else only list it."
 )
-def models_export(job_id: str, target: str | None) -> None:
-    """Fetch the trained adapter of a finished job: a plain peft folder, its digests compared."""
+@click.option("--merged", is_flag=True, help="The adapter added to its base: a whole checkpoint.")
+@click.option(
+    "--dtype",
+    type=click.Choice(["float32", "bfloat16", "float16"]),
+    help="Number format of a merged checkpoint; the base's own unless told.",
+)
+def models_export(job_id: str, target: str | None, merged: bool, dtype: ExportDtype | None) -> None:
+    """Fetch the trained adapter of a finished job: a plain peft folder, its digests compared.
+
+    With --merged a fellow adds it to its base first, and the folder is a whole checkpoint with
+    tokenizer and card.
+    """
     session = current()
     with session.client() as client:
         ask = ask_from(session, client, MODELS_EXPORT, {"job_id": job_id})
-        if target is None:
+        if merged and target is not None:
+            folder = Path(target).expanduser()
+            made = _Making(session)
+            wish = ModelsMerge(job_id=job_id, dtype=dtype)
+            whole = export_merged(client, wish, folder, made.tell, _teller(session))
+            answer = whole.model_dump_json().encode()
+            session.say(f"the whole checkpoint of {job_id} is in {folder}")
+        elif merged:
+            answer = client.call_raw(MODELS_MERGE, ModelsMerge(job_id=job_id, dtype=dtype))
+        elif target is None:
             answer = client.call_raw(MODELS_EXPORT, ask)
         else:
             folder = Path(target).expanduser()
@@ -74,7 +94,24 @@ def models_export(job_id: str, target: str | None) -> None:
         if session.is_json:
             session.print_raw(answer)
         else:
-            show(session.console(), client.read(MODELS_EXPORT, answer))
+            asked = MODELS_MERGE if merged and target is None else MODELS_EXPORT
+            show(session.console(), client.read(asked, answer))
+
+
+class _Making:
+    """Says who makes a checkpoint, and again when that changes."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self._said = ""
+
+    def tell(self, merged: ShownMerge) -> None:
+        """Take the newest state."""
+        words = f"waiting: {merged.reason}" if merged.state == "waiting" else ""
+        words = words or f"{merged.fellow_id} merges and sends the checkpoint"
+        if words != self._said:
+            self._said = words
+            self._session.say(words)
 
 
 def _teller(session: Session) -> Tell | None:

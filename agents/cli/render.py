@@ -225,7 +225,8 @@ def _job_stages(job: JobView) -> Table:
 def _evaluation(one: Evaluation) -> str:
     names = {"base": "base model", "trained": "trained", "bypassed": "trained, no bottleneck"}
     when = names.get(one.moment, f"step {one.step}")
-    return f"{when}: loss {one.loss:.4f}, accuracy {one.accuracy:.1%}, {one.sequences} sequences"
+    right = f"{one.accuracy:.1%} of next tokens right, {one.sequences} sequences"
+    return f"{when}: loss {one.loss:.4f}, perplexity {number(one.perplexity, 2)}, {right}"
 
 
 def _saved(answer: JobsSaved) -> RenderableType:

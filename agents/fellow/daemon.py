@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from agents.fellow.attempts import Attempts
+from agents.fellow.exporter import EXPORT, Exporter, ExportSetting
 from agents.fellow.forkserver_client import WarmLauncher
 from agents.fellow.identity import Identity, OneDaemon
 from agents.fellow.interfaces import more_addresses
@@ -53,6 +54,7 @@ class DaemonSetting:
     launcher: Launcher | None = None
     """Starts the workers; None = a forkserver, or plain processes when not warm."""
     probe: tuple[str, ...] = PROBE
+    export: tuple[str, ...] = EXPORT
     patience: Patience = PATIENCE
 
 
@@ -107,6 +109,15 @@ class Daemon:
             ),
             self._outbox.put,
         )
+        exporting = ExportSetting(
+            leader_url=split_pin(identity.leader)[0],
+            leader_token=identity.credential,
+            leader_pin=split_pin(identity.leader)[1],
+            cache_folder=setting.cache_folder,
+            work_folder=setting.state_folder / "work",
+            command=setting.export,
+        )
+        self._exporter = Exporter(exporting, self._outbox.put)
         # A card that is free again is told at once: the next job may wait for it.
         self._supervisor.on_change = self._beat_now.set
 
@@ -147,6 +158,7 @@ class Daemon:
         reason = "the fellow was stopped on its own machine"
         if self._failure is not None:
             reason = self._failure.message
+        await self._exporter.close()
         await self._supervisor.close(reason)
         if self._failure is None:
             await self._outbox.flush(_FLUSH_S)
@@ -235,6 +247,7 @@ class Daemon:
             return
         self._seen.revision, self._seen.heard_at = state.revision, time.monotonic()
         self._supervisor.want(state.stages)
+        self._exporter.want(state.export)
         if state.measure is not None and state.measure.token not in self._seen.measured:
             self._begin_measuring(state.measure)
 

@@ -16,7 +16,7 @@ from control.fellows.secret_text import sha256_text
 from control.store.fellows import StoredFellow
 from transport.cards import PROTOCOL, CardReport, Heartbeat, Speed
 from transport.errors import SwarmError, not_found
-from transport.orders import DesiredState, MeasureOrder, StageAssignment
+from transport.orders import DesiredState, ExportOrder, MeasureOrder, StageAssignment
 
 MEASURE_S = 300.0  # a fellow that has not told its figures by then will not
 MAX_HOLD_S = 25.0  # a held request ends before proxies give it up
@@ -53,6 +53,7 @@ class Member:
     online: bool = False
     assignments: tuple[StageAssignment, ...] = ()
     measure: MeasureOrder | None = None
+    export: ExportOrder | None = None
     measure_since: float = 0.0
     measured_cards: set[int] = field(default_factory=set)
     committed: int = 0
@@ -199,6 +200,7 @@ class Registry:
             revision=member.revision,
             stages=list(member.assignments),
             measure=member.measure,
+            export=member.export,
             reports_committed=member.committed,
         )
 
@@ -244,6 +246,13 @@ class Registry:
         member.measure = MeasureOrder(token=token)
         member.measure_since, member.measured_cards = self._clock.monotonic(), set()
         self._bump(member)
+
+    def order_export(self, fellow_id: str, order: ExportOrder | None) -> None:
+        """Have a fellow make an export, or none; does nothing when it is told so already."""
+        member = self._members.get(fellow_id)
+        if member is not None and member.export != order:
+            member.export = order
+            self._bump(member)
 
     def take_speeds(self, fellow_id: str, card_index: int, speeds: list[Speed]) -> None:
         """Know measured figures of a card."""

@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from control.jobs.boundary_file import FILE, is_boundary, readme_part
+from control.jobs.model_card import CardFacts, base_name, result_card
 from control.store.files import sha256_of, sync_folder, write_whole
 from control.store.safetensors_file import Tensor, broken_file, read_header
-from transport.api.jobs import Evaluation
 from transport.orders import StageOrder
 
 COPY = 1 << 22
@@ -85,7 +85,7 @@ def _copy(part: Path, tensor: Tensor, out: Any) -> None:
 
 
 def write_folder(
-    order: StageOrder, parts: Sequence[Path], target: Path, told: Sequence[Evaluation] = ()
+    order: StageOrder, parts: Sequence[Path], target: Path, facts: CardFacts
 ) -> dict[str, Any]:
     """The result of a job as a folder: {file: {sha256, size_bytes}}.
 
@@ -93,10 +93,10 @@ def write_folder(
     that the checkpoint has, to be laid over the pinned revision's files. A learned bottleneck has
     a file of its own beside either.
 
-    told: the job's held-out evaluations.
+    facts: what its card tells beside the order.
     """
     lora = order.settings.lora
-    layers = _boundary_layers(parts)
+    layers = boundary_layers(parts)
     if order.settings.method != "boundary":
         name = "adapter_model.safetensors" if lora else "model.safetensors"
         join_tensors(parts, target / name, lambda tensor: not is_boundary(tensor))
@@ -105,7 +105,7 @@ def write_folder(
     if lora:
         config = json.dumps(adapter_config(order), indent=2) + "\n"
         write_whole(target / "adapter_config.json", config.encode())
-    text = readme(order) + readme_part(order, layers, told)
+    text = result_card(order, facts) + readme_part(order, layers, facts.evaluations)
     write_whole(target / "README.md", text.encode())
     return {
         path.name: {"sha256": sha256_of(path), "size_bytes": path.stat().st_size}
@@ -113,7 +113,8 @@ def write_folder(
     }
 
 
-def _boundary_layers(parts: Sequence[Path]) -> list[int]:
+def boundary_layers(parts: Sequence[Path]) -> list[int]:
+    """The layers that a learned bottleneck lies before, by the tensors of some files."""
     names = (tensor.name for part in parts for tensor in read_header(part))
     return sorted({int(name.split(".")[1]) for name in names if is_boundary(name)})
 
@@ -140,36 +141,3 @@ def adapter_config(order: StageOrder) -> dict[str, Any]:
         "use_rslora": False,
         "use_dora": False,
     }
-
-
-def base_name(order: StageOrder) -> str:
-    """The base model as peft shall name it: the hub id without its revision, or local:NAME."""
-    return order.model.model_id if order.model.from_leader else order.model.repository
-
-
-def readme(order: StageOrder) -> str:
-    """What a person who finds the folder needs to know."""
-    settings = order.settings
-    kind = "A LoRA adapter for plain peft" if settings.lora else "Fully trained tensors"
-    if settings.method == "boundary":
-        kind = "The projections of a learned bottleneck, trained alone on a frozen base"
-    use = (
-        "Load it with `peft.PeftModel.from_pretrained(base, FOLDER)`."
-        if settings.lora
-        else ""
-        if settings.method == "boundary"
-        else "model.safetensors holds every trained tensor under its name in the checkpoint; "
-        "config and tokenizer are those of the base revision."
-    )
-    library = "peft" if settings.lora else "transformers"
-    return (
-        f"---\nbase_model: {base_name(order)}\nlibrary_name: {library}\ntags: [swarm]\n---\n\n"
-        f"# {order.job_id}\n\n{kind}, trained by Swarm. {use}\n\n"
-        f"- base: `{base_name(order)}`, revision `{order.model.revision}`\n"
-        f"- steps: {settings.steps}, each of {settings.batch_size} sequences "
-        f"of {settings.seq_len} tokens\n"
-        f"- learning rate: {settings.learning_rate:g} ({settings.lr_schedule}), "
-        f"seed {settings.seed}\n- number format of the frozen weights: {settings.dtype}\n"
-        f"- data: token file `{order.tokens.digest}`\n- plan: `{order.plan_id}`, "
-        f"{order.num_stages} stages\n"
-    )

@@ -22,6 +22,7 @@ from control.store.stages import Peak, Stage
 from transport.reports import (
     AdapterSaved,
     Evaluated,
+    ExportFailed,
     FromStage,
     LogLine,
     Measured,
@@ -93,8 +94,10 @@ class _Intake:
         self.sequence = sequence
         self.now = now
 
-    def take(self, report: FromStage | Measured) -> bool:
+    def take(self, report: FromStage | Measured | ExportFailed) -> bool:
         """Apply it. False when it is refused for good."""
+        if isinstance(report, ExportFailed):
+            return True  # control.jobs.exports has taken it
         if isinstance(report, Measured):
             fellows.put_speeds(self.tx, self.fellow_id, report.card_index, report.speeds)
             self.taken.measured.append(report)

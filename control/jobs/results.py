@@ -10,6 +10,7 @@ from pathlib import Path
 
 from control.job_states import ACTIVE
 from control.jobs.adapters import write_folder
+from control.jobs.model_card import CardFacts
 from control.records.job_files import JobFiles
 from control.store import jobs, records, stages
 from control.store.database import Database, Tx
@@ -91,11 +92,11 @@ class Results:
             )
         job_id = rows[0].job_id
         target = self.result(job_id)
-        held_out = await self._database.read(lambda tx: records.evaluations(tx, job_id))
+        facts = await self._database.read(lambda tx: _facts(tx, job_id))
 
         def work() -> dict[str, dict[str, object]]:
             shutil.rmtree(target, ignore_errors=True)
-            told = write_folder(rows[0].work, parts, target, held_out)
+            told = write_folder(rows[0].work, parts, target, facts)
             shutil.rmtree(parts[0].parent, ignore_errors=True)
             return told
 
@@ -109,6 +110,12 @@ class Results:
             return None
         path = self.result(job_id) / name
         return StoredFile(path, int(told["size_bytes"]), str(told["sha256"]))
+
+
+def _facts(tx: Tx, job_id: str) -> CardFacts:
+    job = jobs.find(tx, job_id)
+    bucket = job.config.data.bucket if job is not None else None
+    return CardFacts(bucket, records.evaluations(tx, job_id))
 
 
 def _admit(tx: Tx, key: StageKey) -> Stage:

@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator
 from control.datasets import bucket_removal
 from control.datasets import buckets as shown
 from control.datasets.model_store import read_json
+from control.jobs.exports import view_of
 from control.operations.call import Call, handles
 from control.operations.jobs import need_job
 from control.operations.office import Office
@@ -268,9 +269,22 @@ async def models_export(leader: Office, call: Call, ask: ModelsExport) -> ModelE
         )
         for name, file in sorted(job.adapter.items())
     ]
+    export = await leader.exports.of_job(job.job_id)
+    received = await leader.exports.received_bytes(export) if export is not None else 0
+    done = export.files if export is not None and export.state == "done" else {}
     return ModelExported(
         summary=f"The result of {job.job_id} has {len(files)} files. "
         f"`swarm models export {job.job_id} --to FOLDER` writes them.",
+        merged=view_of(export, received).merged if export is not None else None,
+        merged_files=[
+            ExportedFile(
+                name=name,
+                size_bytes=int(file["size_bytes"]),
+                sha256=str(file["sha256"]),
+                path=f"/api/v1/jobs/{job.job_id}/merged/{name}",
+            )
+            for name, file in sorted(done.items())
+        ],
         job_id=job.job_id,
         kind="peft" if is_peft else "safetensors",
         base_model_id=job.model_id,

@@ -13,6 +13,7 @@ from control.datasets.token_shop import TokenShop
 from control.fellows.credentials import Credentials
 from control.fellows.invites import Invites
 from control.fellows.registry import Registry
+from control.jobs.exports import Exports
 from control.jobs.lifecycle import Jobs
 from control.jobs.planner import PoolPlanner
 from control.jobs.results import Results
@@ -43,6 +44,7 @@ class Office:
     planner: PoolPlanner
     jobs: Jobs
     results: Results
+    exports: Exports
     snapshots: Snapshots
     files: JobFiles
     relay_key: bytes = field(default=b"", repr=False)

@@ -1,6 +1,7 @@
 """Queries on what runs measured: steps and evaluations."""
 
 import json
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -9,6 +10,7 @@ from control.store.database import Tx
 from transport.api.jobs import Evaluation
 from transport.reports import Evaluated, StepDone
 
+MOST_LOSS = 700.0  # whose exponential a float still holds
 STEP_COLUMNS = (
     "job_id",
     "stage",
@@ -160,4 +162,8 @@ def evaluations(tx: Tx, job_id: str) -> list[Evaluation]:
         " WHERE job_id = ? ORDER BY step, moment IN ('trained', 'bypassed'), moment DESC",
         (job_id,),
     )
-    return [Evaluation(**row) for row in rows]
+    return [Evaluation(**row, perplexity=_perplexity(row["loss"])) for row in rows]
+
+
+def _perplexity(loss: float) -> float | None:
+    return math.exp(loss) if loss < MOST_LOSS else None

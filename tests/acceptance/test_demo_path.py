@@ -18,13 +18,22 @@ import torch
 from mcp import Client as McpClient
 from mcp.client.streamable_http import streamable_http_client
 from peft import PeftModel
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from agents.demo.processes import wait_until
-from agents.folders import export_adapter
+from agents.folders import export_adapter, export_merged
 from tests.acceptance.real_pool import POOL, RealPool
 from tests.oracle.checkpoints import write_tiny_model
-from transport.api.jobs import JOBS_CANCEL, JOBS_RECORDS, JobsCancel, JobsRecords, JobView
+from transport.api.exports import ModelsMerge
+from transport.api.jobs import (
+    JOBS_CANCEL,
+    JOBS_LIST,
+    JOBS_RECORDS,
+    JobsCancel,
+    JobsList,
+    JobsRecords,
+    JobView,
+)
 from transport.errors import SwarmError
 
 CARDS = ("cpu:300MB:1", "cpu:220MB:1", "cpu:160MB:1")
@@ -88,6 +97,28 @@ def test_what_was_planned_trains_and_its_adapter_is_a_plain_peft_folder(pool: Re
     before = base(ids).logits.detach()
     model = PeftModel.from_pretrained(base, folder)
     assert not torch.equal(model(ids).logits, before)
+
+
+def test_its_result_becomes_a_whole_checkpoint_that_plain_transformers_loads(
+    pool: RealPool,
+) -> None:
+    jobs = pool.client.call(JOBS_LIST, JobsList(pool=POOL, state="completed")).jobs
+    adapter = pool.folder / "adapter"  # of the oldest
+    base = AutoModelForCausalLM.from_pretrained(pool.folder / "tiny", dtype=torch.float32)
+    model = PeftModel.from_pretrained(base, adapter)
+    ids = torch.arange(32).unsqueeze(0) + 97
+    whole = pool.folder / "whole"
+    said: list[str] = []
+    export = export_merged(
+        pool.client, ModelsMerge(job_id=jobs[-1].job_id), whole, lambda now: said.append(now.state)
+    )
+    assert export.merged is not None
+    assert (export.merged.state, said[0]) == ("done", "running")
+    merged = AutoModelForCausalLM.from_pretrained(whole, dtype=torch.float32)
+    assert (merged(ids).logits - model(ids).logits).abs().max() < 2e-5
+    tokenizer = AutoTokenizer.from_pretrained(whole)
+    assert tokenizer.decode(tokenizer.encode("swarm", add_special_tokens=False)) == "swarm"
+    assert "held-out loss after" in (whole / "README.md").read_text()
 
 
 def test_every_stage_reports_the_same_loss_for_every_step(pool: RealPool) -> None:

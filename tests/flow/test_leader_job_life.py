@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import math
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -75,6 +76,7 @@ async def test_a_job_runs_from_submission_to_an_adapter_folder_that_can_be_fetch
     assert (view.state, view.step, view.loss) == ("completed", 3, 1.0)
     assert view.smoothed_loss == pytest.approx((0.64 * 3 + 0.8 * 2 + 1) / (0.64 + 0.8 + 1))
     assert [e.moment for e in view.evaluations] == ["base", "trained"]
+    assert [e.perplexity for e in view.evaluations] == [math.exp(3.5), math.exp(1.1)]
     assert [s.peak_bytes for s in view.stages] == [500, 500]
     assert view.step_time is not None
     assert (view.step_time.steps, view.step_time.step_s) == (1, 0.5)

@@ -109,9 +109,10 @@ def test_one_seed_gives_the_same_bytes_twice_even_with_dropout_and_recompute(
     dropped = changed(case, **with_dropout(case.settings, 0.3))
     first, second = (run_to_end(workers, dropped, 2) for _ in range(2))
     again = run_to_end(workers, changed(dropped, recompute=True), 2)
+    evaluated = run_to_end(workers, changed(dropped, eval_every_steps=2), 2)
     other = run_to_end(workers, changed(dropped, seed=4), 2)
 
-    assert weights_of(first) == weights_of(second) == weights_of(again)
+    assert weights_of(first) == weights_of(second) == weights_of(again) == weights_of(evaluated)
     assert weights_of(first) != weights_of(other)
 
 

@@ -4,6 +4,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
+from transport.api.exports import ShownMerge
 from transport.api.operation import Answer, Ask, Change, Operation
 from transport.ids import BucketName, JobId, ModelId, PoolName
 from transport.schema import Model
@@ -175,7 +176,8 @@ class ModelAdded(Answer):
 class ModelsExport(Ask):
     """Say where the trained adapter of a finished job can be fetched, with the digest of each file.
 
-    The folder is a plain peft adapter. `swarm models export JOB_ID --to FOLDER` writes it.
+    The folder is a plain peft adapter. `swarm models export JOB_ID --to FOLDER` writes it; with
+    --merged a fellow adds it to its base first, and the folder is a whole checkpoint.
     """
 
     job_id: JobId
@@ -197,6 +199,10 @@ class ModelExported(Answer):
     base_revision: str
     files: list[ExportedFile]
     adapter_config: dict[str, Any]
+    merged: ShownMerge | None = None
+    """The whole checkpoint of models_merge; null when nobody asked for one."""
+    merged_files: list[ExportedFile] = []
+    """Its files, once it is done."""
 
 
 BUCKETS_CREATE = Operation(

@@ -1,6 +1,6 @@
 """Every operation there is, by name. Faces are built from this list and from nothing else."""
 
-from transport.api import buckets, fellows, jobs, pools, saved_states, serving
+from transport.api import buckets, exports, fellows, jobs, pools, saved_states, serving
 from transport.api.operation import Operation
 
 OPERATIONS: dict[str, Operation] = {
@@ -11,6 +11,7 @@ OPERATIONS: dict[str, Operation] = {
         *jobs.ALL,
         *saved_states.ALL,
         *buckets.ALL,
+        *exports.ALL,
         *serving.ALL,
     )
 }

@@ -90,6 +90,8 @@ class Evaluation(Model):
     """bypassed: trained, but with the learned bottleneck left out."""
     step: int
     loss: float
+    perplexity: float | None = None
+    """exp(loss); null past what a number holds."""
     accuracy: float
     tokens: int
     sequences: int

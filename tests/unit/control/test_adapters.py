@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from safetensors.numpy import load_file, save
 
 from control.jobs.adapters import join_tensors, write_folder
+from control.jobs.model_card import CardFacts
 from control.store.safetensors_file import read_header
 from tests.oracle.settings import some_settings
 from transport.api.jobs import Evaluation
@@ -132,7 +133,8 @@ def test_a_learned_bottleneck_goes_into_a_file_of_its_own_and_the_readme_says_wh
         )
         for moment, loss, share in (("trained", 3.25, 0.4), ("bypassed", 3.125, 0.41))
     ]  # fmt: skip
-    files = write_folder(order, [tmp_path / "a", tmp_path / "b"], tmp_path / "out", told)
+    files_of = [tmp_path / "a", tmp_path / "b"]
+    files = write_folder(order, files_of, tmp_path / "out", CardFacts("rows", told))
     assert set(load_file(tmp_path / "out" / "adapter_model.safetensors")) == {
         "base_model.model.x.lora_A.weight"
     }

@@ -14,12 +14,13 @@ from tests.unit.mcp_server.twin import CREDENTIAL, House, Twin, sample
 from transport.api.catalog import OPERATIONS
 from transport.api.operation import SCOPES, Operation
 
-# Addresses that are no operation and no fellow's: exactly these eleven, and the console's files.
-ELEVEN = {
+# Addresses that are no operation and no fellow's: exactly these twelve, and the console's files.
+TWELVE = {
     "/mcp",
     "/api/v1/events",
     "/api/v1/openapi.json",
     "/api/v1/jobs/{job_id}/adapter/{file}",
+    "/api/v1/jobs/{job_id}/merged/{file}",
     "/api/v1/jobs/{job_id}/records.jsonl",
     "/api/v1/jobs/{job_id}/snapshots/{step}/{stage}",
     "/signin",
@@ -31,7 +32,7 @@ ELEVEN = {
 CONSOLE = "/{path:path}"
 OPEN = {"/api/v1/openapi.json", "/healthz", "/readyz", "/version", CONSOLE, "/fellow/v1/join"}
 """Addresses that ask for no secret in a header; a join shows its invite in the body."""
-READ = {"/api/v1/events", "/metrics", *(path for path in ELEVEN if path.startswith("/api/v1/jobs"))}
+READ = {"/api/v1/events", "/metrics", *(path for path in TWELVE if path.startswith("/api/v1/jobs"))}
 SECRETS = {"nobody": None, "read": "swt_reader", "train": "swt_trainer", "admin": "swt_admin",
            "fellow": CREDENTIAL, "revoked": "swt_revoked"}  # fmt: skip
 
@@ -66,10 +67,10 @@ ALL = list(addresses())
 IDS = [f"{address.method} {address.path}" for address in ALL]
 
 
-def test_every_route_is_an_operation_a_fellow_s_or_one_of_eleven() -> None:
+def test_every_route_is_an_operation_a_fellow_s_or_one_of_twelve() -> None:
     rest = {a.path for a in ALL if a.operation is None and not a.path.startswith("/fellow/v1/")}
-    assert rest == ELEVEN | {CONSOLE}
-    assert len(ELEVEN) == 11
+    assert rest == TWELVE | {CONSOLE}
+    assert len(TWELVE) == 12
 
 
 def test_every_operation_has_its_declared_route() -> None:
@@ -132,4 +133,4 @@ def _outcome(status: int) -> str:
 def test_the_scope_of_each_read_address_is_read() -> None:
     scopes = {a.operation.scope for a in ALL if a.operation and a.operation.method == "GET"}
     assert scopes <= {"read", "admin"}
-    assert READ <= ELEVEN
+    assert READ <= TWELVE

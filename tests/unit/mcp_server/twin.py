@@ -15,6 +15,7 @@ import uvicorn
 from anyio.lowlevel import checkpoint
 from pydantic import BaseModel
 
+from control.jobs.exports import Piece
 from control.jobs.results import StageKey
 from control.snapshots.keeper import SnapshotKey
 from control.store.files import StoredFile
@@ -96,6 +97,8 @@ class Twin:
     """Operations wait for it."""
     uploads: list[bytes] = field(default_factory=list)
     adapters: dict[StageKey, bytes] = field(default_factory=dict)
+    pieces: dict[str, bytes] = field(default_factory=dict)
+    exported: dict[str, tuple[int, str]] = field(default_factory=dict)
     snapshots: dict[SnapshotKey, bytes] = field(default_factory=dict)
     files: dict[str, StoredFile] = field(default_factory=dict)
     models: dict[str, ShownModel] = field(default_factory=dict)
@@ -182,6 +185,31 @@ class Twin:
 
     async def adapter_file(self, job_id: str, name: str) -> StoredFile | None:
         return self.files.get(name)
+
+    async def merged_file(self, job_id: str, name: str) -> StoredFile | None:
+        return self.files.get(f"merged-{name}")
+
+    async def export_trained(self, fellow_id: str, export_id: str) -> StoredFile:
+        return self.files["trained"]
+
+    async def take_export_piece(
+        self, fellow_id: str, export_id: str, piece: Piece, chunks: AsyncIterator[bytes]
+    ) -> None:
+        content = b"".join([chunk async for chunk in chunks])
+        have = self.pieces.setdefault(piece.name, b"")
+        if len(have) != piece.start:
+            facts = {"have_bytes": len(have)}
+            raise SwarmError("conflict", "go on from there", facts=facts)
+        self.pieces[piece.name] = have + content
+
+    async def finish_export(
+        self,
+        fellow_id: str,
+        export_id: str,
+        files: Mapping[str, tuple[int, str]],
+        licence: str | None,
+    ) -> None:
+        self.exported = dict(files)
 
     async def records_file(self, job_id: str) -> Path | None:
         stored = self.files.get("records.jsonl")
