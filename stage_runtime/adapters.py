@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 import torch
 from peft import LoraConfig, inject_adapter_in_model
 from torch import Tensor, nn
+from transformers.pytorch_utils import Conv1D
 
 from stage_runtime.load import LoadedStage
 from transport.errors import SwarmError
@@ -47,8 +48,8 @@ def _inject(stage: LoadedStage, lora: LoraSettings, seed: int) -> dict[str, nn.P
         lora_dropout=lora.dropout,
         target_modules=list(lora.target_modules),
         bias="none",
-        # GPT-2's projections are Conv1D: (inputs, outputs).
-        fan_in_fan_out=stage.facts.model_type == "gpt2",
+        # GPT-2's projections are Conv1D: (inputs, outputs). Packed ones are not.
+        fan_in_fan_out=any(isinstance(one, Conv1D) for one in stage.body.modules()),
     )
     inject_adapter_in_model(config, stage.body)
     trained: dict[str, nn.Parameter] = {}

@@ -4,7 +4,7 @@ Pure: tensor names and sizes as safetensors headers tell them. Torch-free.
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -118,3 +118,28 @@ def refuse_missing_layers(facts: ModelFacts, files: Mapping[str, Tensors]) -> No
             "the model's files lack the input embeddings",
             hint="fetch the whole repository again",
         )
+
+
+def refuse_other_tables(facts: ModelFacts, shapes: Mapping[str, Sequence[int]]) -> None:
+    """Refuse embeddings or a head that are not as large as config.json says.
+
+    Args:
+        shapes: tensor name -> shape, as the files' headers tell them.
+
+    Raises:
+        SwarmError: invalid-input; names the tensor with both numbers.
+    """
+    for name, shape in sorted(shapes.items()):
+        part, _ = part_of(facts, name)
+        if part not in ("embedding", "head") or not name.endswith(".weight"):
+            continue
+        positions = name.split(".")[-2].startswith("wpe")
+        rows = facts.max_positions if positions else facts.vocab
+        if rows is not None and tuple(shape) != (rows, facts.hidden):
+            what = "positions" if positions else "a vocabulary"
+            raise SwarmError(
+                "invalid-input",
+                f"{name} holds {' x '.join(map(str, shape)) or 'one number'}, but config.json says "
+                f"{what} of {rows} and a width of {facts.hidden}",
+                hint="take config.json and weights from the same revision",
+            )

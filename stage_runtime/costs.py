@@ -13,7 +13,7 @@ from itertools import accumulate
 from stage_runtime.boundary_costs import BoundaryCosts
 from stage_runtime.layer_costs import Kernels, LayerCosts
 from stage_runtime.model_facts import ModelFacts
-from stage_runtime.quantized_costs import NUMBER_BYTES, StoredWeights
+from stage_runtime.quantized_costs import StoredWeights
 from stage_runtime.tied_costs import piece_values, shares_table, table_values
 from transport.cards import CardKind
 from transport.orders import TrainSettings
@@ -173,17 +173,20 @@ class Prices:
         return self.tokens * self.facts.hidden * self.layer.number_bytes
 
     def of(self, place: CardPlace, device: Device) -> Price:
-        """The price of a place on a card at its peak: of a step, or of loading before it."""
+        """The price of a place on a card at its peak: of a step, or of calibrating before it.
+
+        Loading takes less: tensors are read in pieces, and of a job in 4 or 8 bits one projection
+        is whole at a time.
+        """
         price = self.at_step(place, device)
-        most = max(self._load_bytes(place, device), self._calibration_bytes(place, device, price))
-        more = most - price.tensor_bytes
+        more = self._calibration_bytes(place, device, price) - price.tensor_bytes
         if more <= 0:
             return price
         price = replace(price, activations=price.activations + more)
         return with_workspace(price, device, self._kernel_bytes(place, device, price))
 
     def at_step(self, place: CardPlace, device: Device) -> Price:
-        """The price at the peak of a step, whatever loading takes."""
+        """The price at the peak of a step."""
         trained = self._trained_params(place)
         activations, gradients = self._peak(place, device, 4 * (trained + self._copied(place)))
         full = self.layer.full
@@ -207,19 +210,6 @@ class Prices:
         """
         saves = device.kind == "cpu" and self.settings.snapshot_every_steps > 0
         return saves * (12 * trained + 4 * tensors)
-
-    def _load_bytes(self, place: CardPlace, device: Device) -> int:
-        """The most that loading holds on a CPU card: a table as stored beside all that is read.
-
-        Other cards are filled from memory, tensor by tensor. Files are read in order of names:
-        layers come before the tables in GPT-2's, and in an untied head's last file.
-        """
-        if device.kind != "cpu" or not (place.embeds or place.heads):
-            return 0
-        stored = NUMBER_BYTES.get(self.facts.stored_dtype or "float32", 4)
-        late = self.facts.learned_positions or (place.heads and not self.facts.tied)
-        layers = self.weights(place) if late else 0
-        return layers + self.tables(place) + stored * self.facts.vocab * self.facts.hidden
 
     def _calibration_bytes(self, place: CardPlace, device: Device, price: Price) -> int:
         """The most that a calibration holds on a CPU card: statistics beside a batch that changes
@@ -409,12 +399,19 @@ class Prices:
         if not place.num_layers:
             return max(coded, self._loss_top() if place.heads else 0)
         blocks = self._blocks_on(device)
+        top, product = blocks.top, self._product_top
+        unpacked = self.stored.buffer()  # counted beside the embeddings
         if self._is_frozen(place):
-            return max(coded, blocks.top + 3 * self.hidden_bytes)
-        top = max(coded, blocks.top)
+            return max(coded, top + 3 * self.hidden_bytes, product) - unpacked
         if self.settings.recompute:
-            top = max(coded, blocks.repeated_top + self._block(place, device))
-        return max(top, self._loss_top()) if place.heads else top
+            block = self._block(place, device)
+            top, product = blocks.repeated_top + block, product + block
+        top = max(coded, top, product, self._loss_top() if place.heads else 0)
+        return top - unpacked
+
+    @cached_property
+    def _product_top(self) -> int:
+        return self.layer.product_top(self.rows)
 
     def _block(self, place: CardPlace, device: Device) -> int:
         """What the heaviest block of a place keeps for its backward."""

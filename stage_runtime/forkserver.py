@@ -4,12 +4,14 @@ Has torch, transformers and peft loaded and forks for each worker. Stays single-
 ZeroMQ context and touches no card, because none of those survives a fork. Spoken to over a socket
 on fd 0, one JSON object a line: {"start": NAME} with two file descriptors (channel, stderr).
 Answers {"ready": true, "preload_s"}, {"started", "pid"}, {"exited", "pid", "code", "signal"},
-{"refused", "why"}.
+{"refused", "why"}. On {"prove": true} a fork tests the number formats of every device, and its
+findings come as {"proven": {...}} (stage_runtime.probe).
 """
 
 import gc
 import importlib
 import json
+import logging
 import os
 import select
 import signal
@@ -32,6 +34,7 @@ PRELOADED = (
 )
 MAX_LINE_BYTES = 65_536
 FDS_OF_A_START = 2
+PROOF_LIMIT_S = 120
 
 
 class Forkserver:
@@ -43,6 +46,9 @@ class Forkserver:
         self._fds: deque[int] = deque()
         self._workers: dict[int, str] = {}
         self._wake_read, self._wake_write = os.pipe()
+        self._proving: int | None = None
+        """Read end of the pipe on which a fork tells what it found."""
+        self._proof = bytearray()
 
     def serve(self, preload_s: float) -> None:
         """Fork on request until the daemon is gone; then kill what still runs."""
@@ -52,10 +58,13 @@ class Forkserver:
         self._say(ready=True, preload_s=round(preload_s, 3))
         while True:
             waiting: list[Any] = [self._daemon, self._wake_read]
+            waiting += [] if self._proving is None else [self._proving]
             readable, _, _ = select.select(waiting, [], [])
             if self._wake_read in readable:
                 os.read(self._wake_read, 4096)
                 self._reap()
+            if self._proving in readable:
+                self._hear_proof()
             if self._daemon in readable and not self._take():
                 break
         self._kill_all()
@@ -76,7 +85,11 @@ class Forkserver:
 
     def _carry_out(self, line: bytes) -> None:
         try:
-            name = str(json.loads(line)["start"])
+            told = json.loads(line)
+            if "prove" in told:
+                self._prove()
+                return
+            name = str(told["start"])
         except (ValueError, KeyError, TypeError):
             self._say(refused="", why='a line must be {"start": NAME}')
             return
@@ -91,6 +104,45 @@ class Forkserver:
         os.close(stderr)
         self._workers[pid] = name
         self._say(started=name, pid=pid)
+
+    def _prove(self) -> None:
+        """Have a fork test the number formats: what it touches must not survive in this process."""
+        if self._proving is not None:
+            return
+        read, write = os.pipe()
+        pid = os.fork()
+        if pid == 0:
+            self._become_prover(write)
+        os.close(write)
+        self._workers[pid] = ""
+        self._proving = read
+
+    def _become_prover(self, write: int) -> None:
+        """In the child: never returns."""
+        try:
+            signal.set_wakeup_fd(-1)
+            signal.alarm(PROOF_LIMIT_S)
+            self._forget_the_parent()
+            from stage_runtime.probe import proven  # noqa: PLC0415 - late, as a worker's
+
+            with os.fdopen(write, "wb") as opened:
+                opened.write(json.dumps(proven()).encode())
+        finally:
+            os._exit(0)
+
+    def _hear_proof(self) -> None:
+        assert self._proving is not None
+        data = os.read(self._proving, MAX_LINE_BYTES)
+        self._proof += data
+        if data and len(self._proof) <= MAX_LINE_BYTES:
+            return
+        os.close(self._proving)
+        self._proving = None
+        try:
+            self._say(proven=json.loads(bytes(self._proof)))
+        except ValueError:
+            self._say(proven={})
+        self._proof.clear()
 
     def _become_worker(self, channel: int, stderr: int) -> None:
         """In the child: never returns."""
@@ -125,7 +177,7 @@ class Forkserver:
             if pid == 0:
                 return
             name = self._workers.pop(pid, None)
-            if name is None:
+            if not name:
                 continue
             ended = os.waitstatus_to_exitcode(status)
             killed = ended < 0
@@ -161,6 +213,8 @@ def main() -> None:
     """Preload, then serve the socket on fd 0."""
     started = time.monotonic()
     daemon = socket.socket(fileno=0)
+    # It warns at import of a package that would fetch kernels from a hub.
+    logging.getLogger("bitsandbytes.backends.cpu.ops").setLevel(logging.ERROR)
     for name in PRELOADED:
         importlib.import_module(name)
     # What is loaded stays shared with the workers: the collector must not touch, and copy, it.

@@ -168,6 +168,25 @@ class LayerCosts:
         gone = self._dense() + self._mixed(kernels) + self._norms() // 2
         return max(top, scores - tokens * gone)
 
+    def product_top(self, rows: int) -> int:
+        """Bytes needed for a moment above what is kept while a packed projection is unpacked.
+
+        The feed-forward's last one weighs most: its input or that one's gradient stands beside
+        it; in a forward without adapters there also its output, the norm's, and the stream.
+        """
+        stored, b = StoredWeights(self.facts, self.settings), self.number_bytes
+        if not stored.unpacked:
+            return 0
+        facts, again = self.facts, self.settings.recompute
+        beside = facts.query_width if facts.experts else facts.ffn
+        if not self._adapts(facts.family.mlp):
+            more = 4 * facts.hidden if again else 8 * facts.hidden
+        else:
+            more = 4 * facts.hidden * (b == 2 and not self.lean)
+        more -= 4 * facts.hidden * (again and b == 4)
+        tokens = rows * self.settings.seq_len
+        return stored.unpacked + max(stored.scales, tokens * (b * beside + more))
+
     @property
     def _rank(self) -> int:
         return self.settings.lora.rank if self.settings.lora else 0

@@ -8,10 +8,10 @@ Does not know adapters, training, or where the files came from.
 
 import copy
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -21,7 +21,10 @@ from stage_runtime.checkpoint import Checkpoint
 from stage_runtime.checkpoint_share import StageSpan, part_of, share_of
 from stage_runtime.expert_files import ExpertTensors
 from stage_runtime.model_facts import ModelFacts
+from stage_runtime.packing import Packing
 from transport.errors import SwarmError
+
+Quantization = Literal["none", "int8", "nf4"]
 
 _LAYER = re.compile(r"(?:^|\.)(?:layers|h)\.(\d{1,5})\.(.+)$")
 # What old files carry beside the weights: masks and rotary tables that the classes make themselves.
@@ -88,8 +91,18 @@ class LoadedStage:
                 yield f"{self.facts.family.head}.{local}", weight
 
 
-def load_stage(checkpoint: Checkpoint, span: StageSpan, dtype: torch.dtype) -> LoadedStage:
-    """Read a stage's tensors and build its modules, on the CPU, frozen.
+def load_stage(
+    checkpoint: Checkpoint,
+    span: StageSpan,
+    dtype: torch.dtype,
+    quantization: Quantization = "none",
+    device_of: Callable[[int], torch.device] = lambda _: torch.device("cpu"),
+) -> LoadedStage:
+    """Read a stage's tensors and build its modules, frozen.
+
+    All lies on the CPU, but for packed weights, which lie on the device of their block.
+
+    device_of: of a block, by its number within the stage.
 
     Raises:
         SwarmError: invalid-input; names the file and the tensor when one is missing, unreadable or
@@ -100,7 +113,8 @@ def load_stage(checkpoint: Checkpoint, span: StageSpan, dtype: torch.dtype) -> L
     model_class = MODEL_MAPPING[type(config)]
     with torch.device("meta"):
         expected = dict(model_class(config).state_dict())
-    tensors = _read(checkpoint, span, dtype)
+    packing = None if quantization == "none" else Packing(facts, quantization, device_of)
+    tensors = _read(checkpoint, span, dtype, packing)
     head = _head(facts, span, tensors, config)
     _check(checkpoint, expected, tensors, _not_ours(facts, span))
     for name in _not_ours(facts, span) & expected.keys():
@@ -113,6 +127,9 @@ def load_stage(checkpoint: Checkpoint, span: StageSpan, dtype: torch.dtype) -> L
         # No fused kernel computes a softcap or sinks: the family's own plain attention does.
         attn_implementation="eager" if facts.family.scores else "sdpa",
     )
+    tensors.clear()
+    if packing is not None:
+        packing.put_into(body)
     _drop_foreign_parts(body, facts, span)
     _restore_layer_scaling(body, facts, span, config)
     if head is not None and facts.tied and span.is_first:
@@ -141,19 +158,35 @@ def _stage_config(folder: Path, facts: ModelFacts, span: StageSpan) -> Any:
     return config
 
 
-def _read(checkpoint: Checkpoint, span: StageSpan, dtype: torch.dtype) -> dict[str, Tensor]:
+def _read(
+    checkpoint: Checkpoint, span: StageSpan, dtype: torch.dtype, packing: Packing | None
+) -> dict[str, Tensor]:
     """The stage's tensors by the body's own names; the head's as "head.weight", "head.bias"."""
     tensors: dict[str, Tensor] = {}
-    experts = ExpertTensors(checkpoint.facts, dtype)
+    for parts in _by_layers(checkpoint, span):
+        experts = ExpertTensors(checkpoint.facts, dtype)
+        found: dict[str, Tensor] = {}
+        for file, names in parts:
+            for name, tensor in checkpoint.read(file, names, dtype):
+                for local in _local_names(checkpoint.facts, span, name):
+                    if not experts.take(local, tensor):
+                        local = experts.renamed(local)  # noqa: PLW2901
+                        found[local] = tensor if packing is None else packing.take(local, tensor)
+        for local, tensor in experts.whole().items():
+            found[local] = tensor if packing is None else packing.take(local, tensor)
+        tensors |= found
+    return tensors
+
+
+def _by_layers(checkpoint: Checkpoint, span: StageSpan) -> list[list[tuple[str, list[str]]]]:
+    """(file, tensors to read from it) of the tables, then of each layer."""
+    layers: dict[int, dict[str, list[str]]] = {}
     for file, names in share_of(checkpoint.facts, checkpoint.files, span).items():
-        for name, tensor in checkpoint.read(file, names):
-            if _MADE_ANEW.search(name):
-                continue
-            for local in _local_names(checkpoint.facts, span, name):
-                if not experts.take(local, tensor):
-                    # A copy of its own: what safe_open gives may share the whole file's storage.
-                    tensors[experts.renamed(local)] = tensor.to(dtype, copy=True)
-    return tensors | experts.whole()
+        for name in names:
+            if not _MADE_ANEW.search(name):
+                _, layer = part_of(checkpoint.facts, name)
+                layers.setdefault(layer, {}).setdefault(file, []).append(name)
+    return [list(files.items()) for _, files in sorted(layers.items())]
 
 
 def _local_names(facts: ModelFacts, span: StageSpan, name: str) -> list[str]:

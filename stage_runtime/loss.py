@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from stage_runtime.load import Head
 
@@ -78,9 +79,9 @@ def _logits(
     hidden_CD: Tensor, weight_VD: Tensor, bias_V: Tensor | None, softcap: float | None
 ) -> tuple[Tensor, Tensor | None]:
     """Logits in float32, and the softcap's derivative where there is one."""
-    logits = hidden_CD @ weight_VD.T
-    if bias_V is not None:
-        logits = logits + bias_V.to(logits.dtype)
+    # The bias within the product: in 16 bits it would be rounded once more after it.
+    bias_V = None if bias_V is None else bias_V.to(hidden_CD.dtype)
+    logits = functional.linear(hidden_CD, weight_VD, bias_V)
     if softcap is None:
         return logits.float(), None
     bent = torch.tanh(logits / softcap)

@@ -40,17 +40,22 @@ class StoredWeights:
         return self.number_bytes * params + quantized
 
     def buffer(self) -> int:
-        """The largest projection once more in the compute format: one exists at a time."""
-        return self._buffer
+        """What using the largest projection takes: one exists unpacked at a time."""
+        return self.unpacked + self.scales
 
     @cached_property
-    def _buffer(self) -> int:
-        if self.settings.quantization == "none":
-            return 0
-        largest = max(one.inputs * one.outputs for one in self.facts.linears)
-        # Scales exist in float32 beside it for a moment.
-        scales = 4 * largest // NF4_BLOCK if self.settings.quantization == "nf4" else 0
-        return self.number_bytes * largest + scales
+    def unpacked(self) -> int:
+        """The largest projection once more in the compute format."""
+        return 0 if self.settings.quantization == "none" else self.number_bytes * self._largest
+
+    @cached_property
+    def scales(self) -> int:
+        """Its scales in float32: they exist until it is unpacked."""
+        return 4 * self._largest // NF4_BLOCK if self.settings.quantization == "nf4" else 0
+
+    @cached_property
+    def _largest(self) -> int:
+        return max(one.inputs * one.outputs for one in self.facts.linears)
 
     def expert_copies(self) -> int:
         """Whole experts of one layer in the compute format.

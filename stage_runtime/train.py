@@ -91,7 +91,8 @@ def load(
     meter = CardMeter(order.cards, devices)
     dtype = torch.float32 if order.settings.method == "full" else DTYPES[order.settings.dtype]
     with meter.counting():
-        stage = load_stage(checkpoint, span_of(order), dtype)
+        quantization, place_of = order.settings.quantization, _device_of(order, devices)
+        stage = load_stage(checkpoint, span_of(order), dtype, quantization, place_of)
         trained = make_trainable(stage, order.settings)
         _place(stage, order, meter, devices)
         hidden = checkpoint.facts.hidden
@@ -113,6 +114,16 @@ def load(
         adapters_digest=digest_of(trained),
     )
     return LoadedRun(order, stage, meter, devices, trained, sequences, bottleneck)
+
+
+def _device_of(order: StageOrder, devices: list[torch.device]) -> Callable[[int], torch.device]:
+    """The device of each block of the stage, by its number within it."""
+    places = [
+        device
+        for card, device in zip(order.cards, devices)
+        for _ in range(card.first_layer, card.last_layer + 1)
+    ]
+    return places.__getitem__
 
 
 def _refuse_unlike(order: StageOrder, checkpoint: Checkpoint) -> None:
@@ -178,7 +189,7 @@ def _place(
     for card, share in enumerate(order.cards):
         for layer in range(share.first_layer, share.last_layer + 1):
             block = stage.blocks[layer - stage.span.first_layer].to(devices[card])
-            meter.move(block.parameters(), card)
+            meter.move((*block.parameters(), *block.buffers()), card)
     blocks = stage.layers_name
     for name, child in stage.body.named_children():
         if name != blocks:

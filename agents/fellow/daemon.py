@@ -23,7 +23,7 @@ from agents.fellow.inventory import Inventory, Places, address_towards, read_off
 from agents.fellow.launcher import Launcher, PlainLauncher
 from agents.fellow.leader_link import LeaderLink
 from agents.fellow.outbox import Backoff, Outbox
-from agents.fellow.probe import PROBE, measure
+from agents.fellow.probe import PROBE, measure, prove
 from agents.fellow.spool import Spool
 from agents.fellow.supervisor import Supervisor, WorkerSetting
 from agents.fellow.turn import measuring_turn
@@ -170,9 +170,14 @@ class Daemon:
     async def _warm_up(self) -> None:
         if not isinstance(self._launcher, WarmLauncher) or not self._inventory.can_train:
             self._warm.set()
+            if self._setting.launcher is None and self._inventory.can_train:
+                self._inventory.proofs.take(await prove(self._setting.probe))
+                self._beat_now.set()
             return
         try:
             await self._launcher.warm_up()
+            self._inventory.proofs.take(await self._launcher.prove())
+            self._beat_now.set()
         except SwarmError as error:
             log.warning("no warm process", extra={"why": error.message})
         finally:

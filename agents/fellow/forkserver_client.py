@@ -1,8 +1,8 @@
 """Keeps one warm process with torch loaded, and has each worker forked from it.
 
 Speaks the forkserver's lines: {"start": name} with two descriptors goes out; ready, started and
-exited come back. When the forkserver dies its workers are ended with it, and the next start brings
-up a new one. Does not know orders.
+exited come back, and proven to {"prove": true}. When the forkserver dies its workers are ended with
+it, and the next start brings up a new one. Does not know orders.
 """
 
 import asyncio
@@ -27,6 +27,7 @@ from transport.errors import SwarmError
 # Importing torch, transformers and peft took 4-16 s on two cores; a cold disk needs far longer.
 _READY_S = 180.0
 _STARTED_S = 20.0
+_PROVEN_S = 120.0
 
 log = logging.getLogger("swarm.fellow")
 
@@ -39,6 +40,7 @@ class Forkserver:
         self._channel = channel
         self._printed = printed
         self._ready: asyncio.Future[float] = asyncio.get_running_loop().create_future()
+        self._proven: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         self._starting: dict[str, asyncio.Future[int]] = {}
         self._running: dict[str, Process] = {}
         self._early: dict[str, Ended] = {}
@@ -104,6 +106,16 @@ class Forkserver:
                 printed.close()
         return self._keep(name, Process(pid, channel, printed))
 
+    async def prove(self) -> Any:
+        """What its self-tests of number formats found, as it printed it.
+
+        Raises:
+            SwarmError: unavailable when it does not answer in time.
+        """
+        await self._wait_for(asyncio.shield(self._ready), _READY_S, "did not get ready")
+        await self._channel.send(json.dumps({"prove": True}))
+        return await self._wait_for(asyncio.shield(self._proven), _PROVEN_S, "proved nothing")
+
     async def close(self) -> None:
         """Hang up: it ends its children and itself; killed when it does not."""
         self._channel.close()
@@ -149,6 +161,9 @@ class Forkserver:
             if not self._ready.done():
                 self._ready.set_result(float(told.get("preload_s", 0.0)))
                 log.info("forkserver ready", extra={"preload_s": told.get("preload_s")})
+        elif "proven" in told:
+            if not self._proven.done():
+                self._proven.set_result(told["proven"])
         elif "started" in told:
             waiting = self._starting.get(told["started"])
             if waiting is not None and not waiting.done():
@@ -174,11 +189,12 @@ class Forkserver:
             f"the forkserver ended with code {self._child.returncode}" + (words and f": {words}"),
             hint="see the fellow's log; `swarm doctor` checks that torch can be imported",
         )
-        waiting: list[asyncio.Future[Any]] = [self._ready, *self._starting.values()]
+        waiting: list[asyncio.Future[Any]] = [self._ready, self._proven, *self._starting.values()]
         for one in waiting:
             if not one.done():
                 one.set_exception(error)
-        self._ready.exception()  # seen: nobody may be waiting for it
+        for one in (self._ready, self._proven):
+            one.exception()  # seen: nobody may be waiting for it
         for process in self._running.values():
             self._end_with_server(process)
         self._running.clear()
@@ -217,6 +233,16 @@ class WarmLauncher:
         await self.warm_up()
         assert self._server is not None
         return await self._server.fork(name)
+
+    async def prove(self) -> Any:
+        """What the self-tests of number formats found (see agents.fellow.proof).
+
+        Raises:
+            SwarmError: unavailable when the forkserver does not get ready, or does not answer.
+        """
+        await self.warm_up()
+        assert self._server is not None
+        return await self._server.prove()
 
     async def close(self) -> None:
         """End the forkserver."""

@@ -18,6 +18,7 @@ import psutil
 
 from agents.fellow import nvidia
 from agents.fellow.cpu_card import CpuCard, CudaCards, Offer, default_budget, parse_card
+from agents.fellow.proof import Proofs
 from agents.log_lines import clean
 from transport.cards import CardReport, MachineReport, NumberFormat, Speed
 from transport.errors import SwarmError
@@ -51,6 +52,7 @@ class Inventory:
         self._system = clean(f"{platform.system()} {platform.release()}", 200)
         self._versions = {name: found for name in _DECIDING if (found := version_of(name))}
         self._cpu_name = _cpu_name()
+        self.proofs = Proofs()
         self.speeds: dict[int, list[Speed]] = {}
         """Measured speeds by card index."""
 
@@ -109,7 +111,7 @@ class Inventory:
             total_bytes=offer.budget_bytes,
             free_bytes=free_bytes,
             threads=offer.threads,
-            number_formats=_CPU_FORMATS,
+            number_formats=self.proofs.formats("cpu", _CPU_FORMATS),
             speeds=self.speeds.get(index, []),
         )
 
@@ -121,7 +123,7 @@ class Inventory:
             uuid=card.uuid,
             total_bytes=card.total_bytes,
             free_bytes=card.free_bytes,
-            number_formats=list(card.number_formats),
+            number_formats=self.proofs.formats(card.uuid, card.number_formats),
             holders=list(card.holders),
             speeds=self.speeds.get(index, []),
         )

@@ -9,6 +9,7 @@ import logging
 import sys
 import time
 from collections.abc import Sequence
+from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
@@ -45,6 +46,22 @@ async def measure(card: CardReport, token: str, command: Sequence[str] = PROBE) 
     return Measured(
         token=token, at=time.time(), card_index=card.index, speeds=speeds[:16], error=error
     )
+
+
+async def prove(command: Sequence[str] = PROBE) -> Any:
+    """What the self-tests of this machine's number formats found; None when they did not end.
+
+    Costs an import of torch: for a daemon that keeps no warm process.
+    """
+    code, printed, complained = await _run([*command, "--prove"])
+    for line in reversed(printed.splitlines()):
+        try:
+            return json.loads(line)["proven"]
+        except (ValueError, KeyError, TypeError):
+            continue
+    last = (complained.strip().splitlines() or [f"exit code {code}"])[-1]
+    log.warning("number formats were not tested", extra={"why": clean(redact(last), 500)})
+    return None
 
 
 async def _run(command: Sequence[str]) -> tuple[int | None, str, str]:

@@ -19,6 +19,7 @@ from control.datasets.tokenizer_folder import FILES
 from stage_runtime.checkpoint_share import (
     Tensors,
     refuse_missing_layers,
+    refuse_other_tables,
     refuse_without_safetensors,
 )
 from stage_runtime.model_facts import ModelFacts, facts_from_config
@@ -119,19 +120,27 @@ def _ask_hub(hub: Any, repository: str, revision: str | None) -> HubModel:
         if name in names:
             path = Path(hub.hf_hub_download(repository, name, revision=commit))
     facts_from_config(read_json(path.parent / CONFIG))  # before anything else is fetched
-    return _model(repository, commit, path.parent, _tensors(hub, repository, commit))
+    tensors, shapes = _tensors(hub, repository, commit)
+    model = _model(repository, commit, path.parent, tensors)
+    refuse_other_tables(model.facts, shapes)
+    return model
 
 
-def _tensors(hub: Any, repository: str, commit: str) -> dict[str, Tensors]:
-    """Weight file -> tensor -> bytes, from the headers of the files."""
+def _tensors(
+    hub: Any, repository: str, commit: str
+) -> tuple[dict[str, Tensors], dict[str, list[int]]]:
+    """(weight file -> tensor -> bytes, tensor -> shape), from the headers of the files."""
     try:
         metadata = hub.HfApi().get_safetensors_metadata(repository, revision=commit, timeout=20)
-        return {
+        files = metadata.files_metadata
+        sizes: dict[str, Tensors] = {
             file: {
                 name: int(t.data_offsets[1] - t.data_offsets[0]) for name, t in told.tensors.items()
             }
-            for file, told in metadata.files_metadata.items()
+            for file, told in files.items()
         }
+        shapes = {n: list(t.shape) for told in files.values() for n, t in told.tensors.items()}
+        return sizes, shapes
     except (json.JSONDecodeError, AttributeError, KeyError, TypeError):
         raise _broken(repository, "the index of its weight files cannot be read") from None
 

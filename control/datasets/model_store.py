@@ -8,7 +8,7 @@ import asyncio
 import hashlib
 import json
 import shutil
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,7 @@ from control.store.safetensors_file import read_header
 from stage_runtime.checkpoint_share import (
     Tensors,
     refuse_missing_layers,
+    refuse_other_tables,
     refuse_without_safetensors,
 )
 from stage_runtime.model_facts import ModelFacts, facts_from_config
@@ -208,6 +209,7 @@ def read_folder(folder: Path, files: Mapping[str, Mapping[str, Any]]) -> Checked
     refuse_without_safetensors(list(files))
     tensors = weight_tensors(folder)
     refuse_missing_layers(facts, tensors)
+    refuse_other_tables(facts, weight_shapes(folder, tensors))
     total = hashlib.sha256()
     for name in sorted(files):
         total.update(f"{name}\0{files[name]['sha256']}\n".encode())
@@ -239,6 +241,11 @@ def weight_tensors(folder: Path) -> dict[str, Tensors]:
         if lacking:
             raise _broken(f"{file} lacks the tensor {lacking[0][:80]}")
     return found
+
+
+def weight_shapes(folder: Path, files: Iterable[str]) -> dict[str, tuple[int, ...]]:
+    """Tensor -> shape, from the headers of these files."""
+    return {tensor.name: tensor.shape for file in files for tensor in read_header(folder / file)}
 
 
 def _sizes(path: Path) -> dict[str, int]:

@@ -155,12 +155,26 @@ def quantization_asked(config: JobConfig) -> Quantization | None:
 
 
 def savings(
-    config: JobConfig, quantization: Quantization, *, can_recompute: bool = True
+    config: JobConfig,
+    quantization: Quantization,
+    facts: ModelFacts,
+    *,
+    can_recompute: bool = True,
 ) -> list[Saving]:
-    """In order of preference: recompute only when the job does not fit without it."""
+    """In order of preference: recompute only when the job does not fit without it.
+
+    Experts in 4 bits are always recomputed, unless the caller says no: each layer would keep them
+    unpacked until its backward, and so hold more than it was to save.
+    """
     asked = config.train.recompute
     choices = ([False, True] if can_recompute else [False]) if asked is None else [asked]
+    if asked is None and can_recompute and _keeps_experts(facts, quantization):
+        choices = [True]
     return [Saving(again, quantization) for again in choices]
+
+
+def _keeps_experts(facts: ModelFacts, quantization: Quantization) -> bool:
+    return facts.experts is not None and quantization == "nf4"
 
 
 def batches(asked: Asked) -> list[int]:
@@ -279,7 +293,7 @@ def explain(asked: Asked, made: TrainSettings, why_format: str) -> list[Chosen]:
         train.recompute is None,
         "train.recompute",
         made.recompute,
-        "the job fits only with it" if made.recompute else "the job fits without it",
+        _why_recompute(asked, made),
     )
     if made.lora is not None:
         asked_targets = config.model.lora.target_modules
@@ -311,6 +325,12 @@ def _why_quantization(asked: Asked, made: TrainSettings) -> str:
     if asked.config.method == "full":
         return "a full fine-tune trains whole weights"
     return f"the job fits in {made.dtype}"
+
+
+def _why_recompute(asked: Asked, made: TrainSettings) -> str:
+    if made.recompute and _keeps_experts(asked.facts, made.quantization):
+        return "experts in 4 bits would stay unpacked in every layer until its backward"
+    return "the job fits only with it" if made.recompute else "the job fits without it"
 
 
 def _why_batch(asked: Asked, made: TrainSettings) -> str:

@@ -20,7 +20,7 @@ from stage_runtime.checkpoint_share import Tensors
 from stage_runtime.model_facts import ModelFacts, facts_from_config
 from transport.api.inventory import InventoryCard, InventoryFellow, InventoryFile
 from transport.api.plans import DataShape
-from transport.cards import PROTOCOL, CardReport, Heartbeat, MachineReport, Speed
+from transport.cards import PROTOCOL, CardReport, Heartbeat, MachineReport, NumberFormat, Speed
 from transport.errors import SwarmError
 from transport.ids import card_id
 from transport.orders import ModelSource
@@ -32,6 +32,7 @@ FEATURES = (
     "stage", "lora", "full", "recompute", "chunked-loss", "evaluate",
     "int8", "nf4", "fixed_int8", "fixed_int4", "rotation", "learned", "boundary",
 )  # fmt: skip
+STORED_FORMATS: tuple[NumberFormat, ...] = ("int8", "nf4")
 STORED_BYTES = {"float32": 4}
 WHAT_IF = "what-if"
 
@@ -104,7 +105,7 @@ def _fellow(one: InventoryFellow) -> FellowNow:
         listen_address="",
         cached_models=[f"{name}@{WHAT_IF}" for name in one.cached_models],
     )
-    cards = [_card(index, told, one.name) for index, told in enumerate(_each(one))]
+    cards = [_proved(_card(i, told, one.name), machine) for i, told in enumerate(_each(one))]
     beat = Heartbeat(protocol=PROTOCOL, fellow_id=fellow_id, machine=machine, cards=cards)
     return FellowNow(fellow_id, one.name, "ready", beat)
 
@@ -112,6 +113,13 @@ def _fellow(one: InventoryFellow) -> FellowNow:
 def _features(one: InventoryFellow) -> list[str]:
     """Of a file's fellow: what every version can, and what the file adds."""
     return list(FEATURES) if one.features is None else sorted({*FEATURES[:6], *one.features})
+
+
+def _proved(card: CardReport, machine: MachineReport) -> CardReport:
+    """A card that keeps weights in the formats that its fellow's version can, whatever else."""
+    stored = [name for name in STORED_FORMATS if name in machine.features]
+    computed = [name for name in card.number_formats if name not in STORED_FORMATS]
+    return card.model_copy(update={"number_formats": [*computed, *stored]})
 
 
 def _each(one: InventoryFellow) -> list[InventoryCard]:

@@ -63,10 +63,10 @@ def place(
     return smaller.plan(terms) if smaller.fits or smaller.found else found.plan(terms)
 
 
-def _offers(inventory: Inventory, feature: str) -> bool:
-    return any(
-        one.heartbeat is not None and feature in one.heartbeat.machine.features for one in inventory
-    )
+def _offers(inventory: Inventory, stored: str) -> bool:
+    """Whether a card of the pool has proved that it keeps weights in this format."""
+    beats = [one.heartbeat for one in inventory if one.heartbeat is not None]
+    return any(stored in card.number_formats for beat in beats for card in beat.cards)
 
 
 @dataclass(frozen=True)
@@ -239,9 +239,8 @@ def _usable(
         floor_bytes=_floor(facts, config, named or "bfloat16", quantization),
         number_format=named,
         exclude=frozenset(config.exclude_cards),
-        features=frozenset(
-            {"stage", config.method} | ({quantization} - {"none"}) | compression.features(config)
-        ),
+        stored=quantization,
+        features=frozenset({"stage", config.method} | compression.features(config)),
     )
     cards = examine(inventory, wanted)
     able = [card for card in cards if not card.reason]

@@ -112,7 +112,9 @@ def search(ask: Ask, fellows: list[FellowCards], left_out: LeftOut) -> Found:
     Gives the nearest miss of all fellows, with the reason, when nothing fits.
     """
     misses: list[Found] = []
-    for saving in auto.savings(ask.config, ask.quantization, can_recompute=not ask.old):
+    for saving in auto.savings(
+        ask.config, ask.quantization, ask.model.facts, can_recompute=not ask.old
+    ):
         found, reasons = _search(ask, fellows, saving)
         if not found.reason:
             left_out.reasons |= reasons

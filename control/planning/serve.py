@@ -161,9 +161,12 @@ def _cards(
     def floor(device: Device) -> int:
         return book.total(CardPlace(1, 3, layer, layer), device)
 
-    features = {"stage"} | ({shape.quantization} - {"none"})
     wanted = Wanted(
-        floor, None if any_format else shape.dtype, ask.exclude_cards, frozenset(features)
+        floor,
+        None if any_format else shape.dtype,
+        shape.quantization,
+        ask.exclude_cards,
+        frozenset({"stage"}),
     )
     return examine(inputs.inventory, wanted)
 

@@ -89,6 +89,8 @@ class Wanted:
     """The least that any card must have free: its context, workspace and the smallest layer."""
     number_format: str | None = None
     """A format that the card must run; None = any."""
+    stored: str = "none"
+    """A format of fewer bits in which it must keep weights, proved by its self-test."""
     exclude: frozenset[str] = field(default_factory=frozenset)
     """Cards left out by the caller."""
     features: frozenset[str] = field(default_factory=frozenset)
@@ -131,6 +133,8 @@ def _reason(fellow: FellowNow, report: CardReport, wanted: Wanted) -> str:
         return f"fellow cannot do {', '.join(lacks)}: update it, or install its training packages"
     if wanted.number_format and wanted.number_format not in report.number_formats:
         return f"does not run {wanted.number_format}"
+    if wanted.stored not in ("none", *report.number_formats):
+        return f"has not proved {wanted.stored} weights (its self-test failed or has not run yet)"
     return _memory_reason(report, wanted)
 
 

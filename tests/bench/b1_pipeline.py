@@ -8,6 +8,10 @@ process, for the limit that the pipeline's bubble sets; and a fourth arm, Swarm'
 card's byte counter on, for what the counter costs (it is off in the others).
 
     python -m tests.bench.b1_pipeline --rounds 7
+    python -m tests.bench.b1_pipeline --rounds 7 --method lora --quantization nf4
+
+With --method lora every projection of a layer is frozen, stored as asked, and carries an adapter as
+a job's does; embedding and head are frozen.
 """
 
 import argparse
@@ -29,6 +33,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as multiprocessing
+from peft import LoraConfig, inject_adapter_in_model
 from torch import Tensor, nn
 from torch._C._distributed_c10d import FileStore
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B
@@ -36,6 +41,7 @@ from torch.nn import functional as F  # noqa: N812
 
 from stage_runtime.card_memory import CardMeter
 from stage_runtime.process_group import BACKEND, SwarmGroup, TensorKind
+from stage_runtime.quantize import Narrow, PackedLinear, pack
 from transport.direct import PipelineLinks
 from transport.link import LinkName
 from transport.orders import CardShare, Links, Neighbour
@@ -87,6 +93,30 @@ def model() -> list[nn.Module]:
     return [embedding, *layers, nn.RMSNorm(HIDDEN), nn.Linear(HIDDEN, VOCAB, bias=False)]
 
 
+PROJECTIONS = ("q", "k", "v", "o", "gate", "up", "down")
+
+
+@dataclass(frozen=True)
+class Way:
+    """What trains, and how frozen weights are stored."""
+
+    method: str = "full"
+    quantization: str = "none"
+
+    def apply(self, module: nn.Module) -> list[nn.Parameter]:
+        """Freeze, pack and adapt a model as asked; gives what trains."""
+        if self.method == "lora":
+            module.requires_grad_(False)
+            for layer in (one for one in module.modules() if isinstance(one, Layer)):
+                for name in PROJECTIONS if self.quantization != "none" else ():
+                    weight = getattr(layer, name).weight
+                    kind: Narrow = "nf4" if self.quantization == "nf4" else "int8"
+                    setattr(layer, name, PackedLinear(pack(weight, kind), None))
+            torch.manual_seed(1)
+            inject_adapter_in_model(LoraConfig(r=8, target_modules=list(PROJECTIONS)), module)
+        return [one for one in module.parameters() if one.requires_grad]
+
+
 def share(stage: int) -> nn.Sequential:
     """The modules of one stage."""
     parts = model()
@@ -107,10 +137,10 @@ def batch(step: int) -> Tensor:
 class Pipeline:
     """One arm: a stage of its own copy of the model over one process group."""
 
-    def __init__(self, stage: int, group: dist.ProcessGroup) -> None:
+    def __init__(self, stage: int, group: dist.ProcessGroup, way: Way) -> None:
         self.stage, self.group = stage, group
         self.module = share(stage)
-        self.optimizer = torch.optim.AdamW(self.module.parameters(), lr=1e-4)
+        self.optimizer = torch.optim.AdamW(way.apply(self.module), lr=1e-4)
         tokens = torch.zeros(SEQUENCES, TOKENS, dtype=torch.int64)
         hidden = torch.zeros(SEQUENCES, TOKENS, HIDDEN, requires_grad=True)
         logits = torch.zeros(SEQUENCES, TOKENS, VOCAB)
@@ -142,9 +172,9 @@ class Pipeline:
 class Alone:
     """The same model in one process, micro-batch by micro-batch."""
 
-    def __init__(self) -> None:
+    def __init__(self, way: Way) -> None:
         self.module = nn.Sequential(*model())
-        self.optimizer = torch.optim.AdamW(self.module.parameters(), lr=1e-4)
+        self.optimizer = torch.optim.AdamW(way.apply(self.module), lr=1e-4)
 
     def step(self, number: int) -> float:
         """One optimizer step."""
@@ -167,7 +197,7 @@ class Round:
     losses: dict[str, float]
 
 
-def run_stage(stage: int, rounds: int, store_file: str, channel: Any) -> None:
+def run_stage(stage: int, rounds: int, store_file: str, channel: Any, way: Way) -> None:
     """The body of one of the two processes."""
     torch.set_num_threads(1)
     store = FileStore(store_file, NUM_STAGES)
@@ -177,12 +207,12 @@ def run_stage(stage: int, rounds: int, store_file: str, channel: Any) -> None:
     assert again is not None
     assert dist.group.WORLD is not None
     arms = {
-        "gloo": Pipeline(stage, dist.group.WORLD),
-        "swarm": Pipeline(stage, swarm),
-        "gloo again": Pipeline(stage, again),
-        "swarm counted": Pipeline(stage, swarm),
+        "gloo": Pipeline(stage, dist.group.WORLD, way),
+        "swarm": Pipeline(stage, swarm, way),
+        "gloo again": Pipeline(stage, again, way),
+        "swarm counted": Pipeline(stage, swarm, way),
     }
-    alone = Alone() if stage == 0 else None
+    alone = Alone(way) if stage == 0 else None
     for number in range(rounds + 1):  # round 0 warms up
         told = _round(arms, alone, number, mirrored=number % 2 == 1)
         if number:
@@ -236,13 +266,13 @@ def _swarm_group(stage: int, channel: Any) -> SwarmGroup:
     return group
 
 
-def measure(rounds: int, folder: str) -> list[Round]:
+def measure(rounds: int, folder: str, way: Way) -> list[Round]:
     """Run both processes; the last stage's losses and the first stage's times."""
     context = multiprocessing.get_context("spawn")
     pipes = [context.Pipe() for _ in range(NUM_STAGES)]
     store_file = str(Path(folder) / "rendezvous")
     children = [
-        context.Process(target=run_stage, args=(stage, rounds, store_file, pipes[stage][1]))
+        context.Process(target=run_stage, args=(stage, rounds, store_file, pipes[stage][1], way))
         for stage in range(NUM_STAGES)
     ]
     for child in children:
@@ -293,11 +323,17 @@ def main() -> None:
     """Read the arguments, measure, print."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=7, help="interleaved rounds, at least 1")
-    rounds = parser.parse_args().rounds
-    if rounds < 1:
-        parser.error(f"--rounds must be at least 1, not {rounds}")
+    parser.add_argument("--method", choices=("full", "lora"), default="full")
+    parser.add_argument("--quantization", choices=("none", "nf4", "int8"), default="none")
+    asked = parser.parse_args()
+    if asked.rounds < 1:
+        parser.error(f"--rounds must be at least 1, not {asked.rounds}")
+    if asked.method == "full" and asked.quantization != "none":
+        parser.error("a full fine-tune trains whole weights: use --method lora")
+    way = Way(asked.method, asked.quantization)
+    print(f"B1  method {way.method}, weights stored as {way.quantization}")
     with tempfile.TemporaryDirectory() as folder:
-        tell(measure(rounds, folder), print)
+        tell(measure(asked.rounds, folder, way), print)
 
 
 if __name__ == "__main__":

@@ -79,10 +79,16 @@ def repositories(folder: Path) -> dict[str, Repository]:
         "org/huge-header": whole(folder, {WEIGHTS: header_of({}, HUGE)}),
         "org/odd-header": whole(folder, {WEIGHTS: struct.pack("<Q", 8) + b"not json"}),
         "org/few-layers": whole(folder, {WEIGHTS: header_of(layer) + b"\0" * 4}),
+        "org/fewer-words": with_config(folder, vocab_size=_words(folder) - 1),
+        "org/more-words": with_config(folder, vocab_size=_words(folder) + 1),
         "org/lost-part": whole(
             folder, {WEIGHTS: None, f"{WEIGHTS}.index.json": index, HERE: weights}
         ),
     }
+
+
+def _words(folder: Path) -> int:
+    return int(json.loads((folder / "config.json").read_text())["vocab_size"])
 
 
 HUB_CASES: dict[str, tuple[str, tuple[str, ...]]] = {
@@ -112,6 +118,8 @@ HUB_CASES: dict[str, tuple[str, tuple[str, ...]]] = {
     "org/odd-header": ("invalid-input", ("org/odd-header", "model.safetensors", "header")),
     "org/few-layers": ("invalid-input", ("lack 1 of 2 layers", "layer 1")),
     "org/lost-part": ("invalid-input", (f"{LOST} is missing",)),
+    "org/fewer-words": ("invalid-input", ("embed_tokens.weight holds", "a vocabulary of")),
+    "org/more-words": ("invalid-input", ("embed_tokens.weight holds", "a vocabulary of")),
 }
 
 
@@ -191,6 +199,8 @@ SENT: dict[str, tuple[str, ...]] = {
     "org/odd-header": ("model.safetensors", "its header cannot be read"),
     "org/few-layers": ("lack 1 of 2 layers",),
     "org/lost-part": (f"1 of 2 weight files are missing: {LOST}",),
+    "org/fewer-words": ("embed_tokens.weight holds", "a vocabulary of"),
+    "org/more-words": ("embed_tokens.weight holds", "a vocabulary of"),
 }
 
 

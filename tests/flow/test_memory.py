@@ -44,12 +44,14 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("targets", "dtype", "recompute", "micro_batches"),
+    ("targets", "dtype", "recompute", "micro_batches", "quantization"),
     [
-        (ATTENTION, "float32", False, 4),
-        (ALL, "bfloat16", False, 4),
-        (ALL, "float32", True, 2),
-        (ATTENTION, "bfloat16", True, 4),
+        (ATTENTION, "float32", False, 4, "none"),
+        (ALL, "bfloat16", False, 4, "none"),
+        (ALL, "float32", True, 2, "none"),
+        (ATTENTION, "bfloat16", True, 4, "none"),
+        (ALL, "bfloat16", True, 4, "nf4"),
+        (ATTENTION, "bfloat16", False, 4, "int8"),
     ],
 )
 def test_the_peak_of_every_stage_is_what_was_priced_within_3_percent(
@@ -59,12 +61,14 @@ def test_the_peak_of_every_stage_is_what_was_priced_within_3_percent(
     dtype: str,
     recompute: bool,
     micro_batches: int,
+    quantization: str,
 ) -> None:
     settings = some_settings(
         lora=LoraSettings(rank=8, alpha=16.0, dropout=0.0, target_modules=targets),
         dtype=dtype,
         recompute=recompute,
         micro_batches=micro_batches,
+        quantization=quantization,
         steps=2,
         seq_len=256,
         eval_sequences=0,

@@ -108,9 +108,24 @@ TINY: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
+# The same with rows of whole blocks of 64 weights: no others does bitsandbytes' own kernel undo
+# rightly on a processor, and it is what packed weights are compared with.
+_BLOCKS = {"intermediate_size": 128, "moe_intermediate_size": 64}
+BLOCKS: dict[str, tuple[str, dict[str, Any]]] = {
+    f"{name}-64": (kind, {key: _BLOCKS.get(key, value) for key, value in values.items()})
+    for name, (kind, values) in TINY.items()
+    if values.get("hidden_size", 64) == 64
+}
+
+
+def config_of(name: str) -> tuple[str, dict[str, Any]]:
+    """(model_type, configuration) of a tiny model of either kind."""
+    return (TINY | BLOCKS)[name]
+
+
 def write_tiny_model(folder: Path, name: str, *, seed: int = 0, shard_kb: int = 120) -> Path:
     """Write the named tiny model into `folder`, as files of about shard_kb kilobytes."""
-    model_type, values = TINY[name]
+    model_type, values = config_of(name)
     config = AutoConfig.for_model(
         model_type,
         vocab_size=VOCAB,

@@ -1,7 +1,7 @@
-"""The whole grid, by command: `python -m tests.oracle.equality_table [MODEL | NAME=FOLDER ...]`.
+"""The whole grid, by command: `python -m tests.oracle.equality_table [WORD | NAME=FOLDER ...]`.
 
-Prints one line a point, then model x method -> largest difference, and ends with the worst; exit
-code 1 when any is beyond 1e-5. A real
+Prints one line a point, then model x method (lora, full, nf4, int8) -> largest difference, and ends
+with the worst; exit code 1 when any is beyond 1e-5. Words choose models and methods. A real
 checkpoint, given as NAME=FOLDER, runs the LoRA part of the grid.
 """
 
@@ -11,7 +11,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from tests.oracle.grid import TOLERANCE, Ground, Point, adopt, measure, whole_grid
+from tests.oracle.grid import TOLERANCE, Ground, Point, adopt, measure, packed_grid, whole_grid
 from tests.oracle.stages import Workers
 
 # What a job without a learning rate gets. At 3e-3 the rounding of float32 alone grows past 1e-5 in
@@ -24,7 +24,11 @@ def main() -> int:
     os.environ.update({"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"})
     wanted = {name for name in sys.argv[1:] if "=" not in name}
     real = dict(name.split("=", 1) for name in sys.argv[1:] if "=" in name)
-    points = [point for point in whole_grid() if point.model in wanted or not (wanted or real)]
+    points = [
+        point
+        for point in whole_grid() + packed_grid()
+        if {point.model, point.way} & wanted or not (wanted or real)
+    ]
     worst: dict[tuple[str, str], float] = {}
     started = time.monotonic()
     print(f"{'run (stages x micro-batches)':<52} {'loss':>8} {'norm':>8} {'held out':>8} empty")
@@ -42,7 +46,7 @@ def main() -> int:
         try:
             for point in points:
                 found = measure(workers, ground, point, timeout_s=900.0)
-                kind = point.model, point.method
+                kind = point.model, point.way
                 worst[kind] = max(worst.get(kind, 0.0), found.loss, found.held_out)
                 print(
                     f"{point!s:<52} {found.loss:8.1e} {found.norm:8.1e} "

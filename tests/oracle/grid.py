@@ -10,7 +10,7 @@ from transformers.utils import logging as transformers_logging
 from stage_runtime.batches import Sequences, open_sequences
 from stage_runtime.families import FAMILIES
 from tests.oracle import one_process
-from tests.oracle.checkpoints import TINY, VOCAB, write_tiny_model
+from tests.oracle.checkpoints import BLOCKS, TINY, VOCAB, config_of, write_tiny_model
 from tests.oracle.stages import Case, Run, Workers, model_folder, run_to_end
 from tests.oracle.tokens import packed_text, ragged_chat, real_text
 from transport.orders import LoraSettings, TokenFile, TrainSettings
@@ -48,14 +48,20 @@ class Point:
         )
 
     @property
+    def way(self) -> str:
+        """lora, full, or the format in which the frozen weights are stored."""
+        return str(dict(self.changes).get("quantization", self.method))
+
+    @property
     def reference(self) -> tuple[Any, ...]:
         """What one process needs to know: neither stages nor micro-batches."""
-        return (self.model, self.method, self.clips, self.layout, self.changes)
+        apart = [one for one in self.changes if one[0] not in ("recompute", "schedule")]
+        return (self.model, self.method, self.clips, self.layout, *apart)
 
 
 def num_layers_of(model: str) -> int:
     """Layers of a tiny model."""
-    _, values = TINY[model]
+    _, values = config_of(model)
     return int(values.get("num_hidden_layers", values.get("n_layer", 0)))
 
 
@@ -74,6 +80,24 @@ def whole_grid() -> list[Point]:
                 for micro_batches in (1, 2, 4)
             ]
     return points
+
+
+def packed_grid() -> list[Point]:
+    """Families x NF4 and int8 x stages, both schedules, recompute on and off."""
+    shapes: list[dict[str, Any]] = [
+        {"stages": 1, "micro_batches": 1},
+        {"stages": 2, "micro_batches": 4, "layout": "ragged"},
+        {"stages": 3, "micro_batches": 4},
+        {"stages": 3, "micro_batches": 2, "clips": False},
+    ]
+    ways: list[tuple[tuple[str, Any], ...]] = [(), (("recompute", True),), (("schedule", "gpipe"),)]
+    return [
+        Point(model, changes=(("quantization", stored), *way), **shape)
+        for model in BLOCKS
+        for stored in ("nf4", "int8")
+        for shape in shapes
+        for way in (ways if shape["stages"] == 3 and shape["micro_batches"] == 4 else ways[:1])
+    ]
 
 
 @dataclass
@@ -118,7 +142,7 @@ class Ground:
 
     def settings(self, point: Point) -> TrainSettings:
         """The settings of a point."""
-        family = FAMILIES[TINY[point.model][0]]
+        family = FAMILIES[config_of(point.model)[0]]
         targets = [*family.attention, *family.mlp[-1:]]  # never a mixture's router or experts
         lora = LoraSettings(rank=4, alpha=8.0, dropout=0.0, target_modules=targets)
         values: dict[str, Any] = {

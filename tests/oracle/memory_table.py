@@ -76,7 +76,7 @@ def price_of(case: Case, *, lean: bool = False) -> Price:
     if case.kernel == "cpu":
         device = Device("cpu", grouped=case.grouped)
     # The counted stages are built, not loaded.
-    return Prices(facts, settings_of(case), lean).at_step(place, device)
+    return Prices(facts, settings_of(case), lean).of(place, device)
 
 
 def line_of(row: Row) -> Line:

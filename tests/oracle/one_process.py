@@ -5,16 +5,20 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import bitsandbytes as bnb
 import torch
+from bitsandbytes.nn.parametrize import replace_parameter_4bit
 from peft import LoraConfig, get_peft_model
 from torch import Tensor
 from torch.nn import functional
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, BitsAndBytesConfig
+from transformers.pytorch_utils import Conv1D
 
 from stage_runtime.adapters import _first_values
 from stage_runtime.batches import Batch, Sequences, indices_of_step
 from stage_runtime.families import FAMILIES
 from stage_runtime.optim import learning_rate
+from stage_runtime.stage import DTYPES
 from transport.orders import TrainSettings
 
 
@@ -31,7 +35,12 @@ class Reference:
 
 def plain_model(folder: Path, settings: TrainSettings) -> Any:
     """The whole model, with peft's adapters when asked for, dropouts of its own off."""
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    dtype = torch.float32 if settings.method == "full" else DTYPES[settings.dtype]
+    model = AutoModelForCausalLM.from_pretrained(
+        folder, dtype=dtype, quantization_config=_quantization(settings)
+    )
+    _keep_one_way(model)
+    _pack_experts(model, settings)
     for key in FAMILIES[model.config.model_type].dropout_keys:
         setattr(model.config, key, 0.0)
     for module in model.modules():
@@ -44,7 +53,7 @@ def plain_model(folder: Path, settings: TrainSettings) -> Any:
         lora_alpha=settings.lora.alpha,
         lora_dropout=settings.lora.dropout,
         target_modules=list(settings.lora.target_modules),
-        fan_in_fan_out=model.config.model_type == "gpt2",
+        fan_in_fan_out=any(isinstance(one, Conv1D) for one in model.modules()),
     )
     model = get_peft_model(model, config)
     for name, weight in model.named_parameters():
@@ -52,6 +61,43 @@ def plain_model(folder: Path, settings: TrainSettings) -> Any:
             wire = name.replace(".default.", ".")
             weight.data = _first_values(wire, tuple(weight.shape), settings.seed)
     return model
+
+
+def _quantization(settings: TrainSettings) -> BitsAndBytesConfig | None:
+    if settings.quantization == "int8":
+        return BitsAndBytesConfig(load_in_8bit=True)
+    if settings.quantization == "nf4":
+        return BitsAndBytesConfig(
+            load_in_4bit=True,
+            bnb_4bit_quant_type="nf4",
+            bnb_4bit_use_double_quant=True,
+            bnb_4bit_compute_dtype=DTYPES[settings.dtype],
+        )
+    return None
+
+
+def _keep_one_way(model: torch.nn.Module) -> None:
+    """Let bitsandbytes evaluate as it trains.
+
+    On processors with bfloat16 products its 4-bit layer repacks itself in evaluation, and no
+    gradient passes through it any more; its 8-bit layer rounds activations too when it evaluates.
+    """
+    for module in model.modules():
+        if isinstance(module, bnb.nn.Linear4bit):
+            module.support_avx512bf16_for_cpu = False
+        elif isinstance(module, bnb.nn.Linear8bitLt):
+            module.training = True
+            module.train = lambda mode=True, module=module: module  # for good
+
+
+def _pack_experts(model: torch.nn.Module, settings: TrainSettings) -> None:
+    """transformers packs linears only; bitsandbytes has a way for fused experts."""
+    if settings.quantization != "nf4":
+        return
+    for module in list(model.modules()):
+        if type(module).__name__.endswith("Experts"):
+            for name in ("gate_up_proj", "down_proj"):
+                replace_parameter_4bit(module, name, compress_statistics=True, quant_type="nf4")
 
 
 def losses_of(model: Any, batch: Batch) -> tuple[Tensor, Tensor]:

@@ -88,6 +88,27 @@ def test_number_formats_follow_the_generation_of_a_card(
     assert nvidia.formats_of(*capability) == formats
 
 
+def test_stored_formats_are_told_only_once_a_self_test_has_proved_them(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    inventory = Inventory([CpuCard(300 * MB, 1)], "f-aaaaaaaa", Places(tmp_path, "::1"))
+
+    def formats() -> list[str]:
+        return list(inventory.cards(lambda _: 0, frozenset())[0].number_formats)
+
+    assert formats() == ["float32", "bfloat16"]
+    nonsenses: list[object] = [None, [], {"cpu": 1}, {"cpu": {"formats": ["x"], "failed": ""}}]
+    for nonsense in nonsenses:
+        inventory.proofs.take(nonsense)
+    assert formats() == ["float32", "bfloat16"]
+    failed = "int8: a product is wrong by 0.25 of its size"
+    inventory.proofs.take({"cpu": {"formats": ["float32", "nf4"], "failed": failed}})
+    assert formats() == ["float32", "nf4"]
+    assert failed in [vars(record).get("why") for record in caplog.records]
+    generation = nvidia.formats_of(8, 6)
+    assert inventory.proofs.formats("GPU-1", generation) == ["float32", "bfloat16", "float16"]
+
+
 def test_a_cpu_card_s_free_memory_is_its_budget_less_what_its_workers_hold(tmp_path: Path) -> None:
     offers = [CpuCard(300 * MB, 1), CpuCard(200 * MB, 2)]
     inventory = Inventory(list(offers), "f-aaaaaaaa", Places(tmp_path / "not" / "yet", "::1"))

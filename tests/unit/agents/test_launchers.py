@@ -17,6 +17,7 @@ from agents.fellow.daemon import Daemon, DaemonSetting
 from agents.fellow.forkserver_client import WarmLauncher
 from agents.fellow.joining import join
 from agents.fellow.launcher import Ended, PlainLauncher
+from agents.fellow.proof import Proofs
 from tests.unit.agents.build import FORKSERVER, INVITE, WORKER, an_assignment, an_order
 from tests.unit.agents.leader_twin import LeaderTwin, running
 from transport.errors import SwarmError
@@ -88,6 +89,14 @@ def gone(pid: int) -> None:
         psutil.Process(pid).wait(10)
     except psutil.NoSuchProcess:
         pass
+
+
+async def test_the_warm_process_tells_which_number_formats_it_proved() -> None:
+    launcher = WarmLauncher(FORKSERVER)
+    proofs = Proofs()
+    proofs.take(await launcher.prove())
+    assert proofs.formats("cpu", ["float32"]) == ["float32", "bfloat16", "nf4"]
+    await launcher.close()
 
 
 async def test_a_forkserver_that_dies_at_a_start_is_said(tmp_path: Path) -> None:

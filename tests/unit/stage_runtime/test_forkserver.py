@@ -62,6 +62,18 @@ def test_lines_that_are_no_start_are_refused_and_it_goes_on(forkserver: Workers)
     forkserver.pump([worker], lambda: worker.code is not None, 10)
 
 
+def test_a_fork_of_it_tests_the_number_formats_and_it_stays_single_threaded(
+    forkserver: Workers,
+) -> None:
+    forkserver._socket.sendall(b'{"prove": true}\n')
+    told = forkserver._next_line(60)["proven"]["cpu"]
+    assert told == {"formats": ["float32", "bfloat16", "int8", "nf4"], "failed": ""}
+    assert len(list(Path(f"/proc/{forkserver.process.pid}/task").iterdir())) == 1
+    worker = forkserver.start(0)
+    worker.channel.close()
+    forkserver.pump([worker], lambda: worker.code is not None, 10)
+
+
 def test_its_end_is_the_end_of_its_workers() -> None:
     pool = Workers()
     worker = pool.start(0)

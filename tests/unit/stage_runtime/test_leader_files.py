@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from stage_runtime import leader_files
 from stage_runtime.checkpoint_share import StageSpan
 from stage_runtime.download import Downloader, fetch_stage
 from stage_runtime.leader_files import LeaderAccess, fetch_token_file, refuse_full_disk
@@ -107,6 +108,24 @@ def test_a_stage_downloads_the_files_of_its_layers_and_no_others(
     needed = {f for f, names in checkpoint.files.items() if any(".layers.2." in n for n in names)}
     assert there == needed
     assert count == sum((checkpoint.folder / name).stat().st_size for name in there)
+    assert fetch_stage(source(), span, access(leader), tmp_path, go_on)[1] == 0
+
+
+def test_a_disk_too_small_for_the_share_stops_before_any_weight_and_counts_what_is_cached(
+    leader: LeaderTwin, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    span, spare = StageSpan(2, 2, False, False), leader_files.SPARE_DISK_BYTES
+    monkeypatch.setattr(leader_files, "SPARE_DISK_BYTES", 1 << 60)
+    with pytest.raises(SwarmError, match="this stage's share of the model needs") as refusal:
+        fetch_stage(source(), span, access(leader), tmp_path, go_on)
+    assert refusal.value.code == "not-enough-disk"
+    assert not list(tmp_path.rglob("hub/**/*.safetensors"))
+
+    monkeypatch.setattr(leader_files, "SPARE_DISK_BYTES", spare)
+    _, share = fetch_stage(source(), span, access(leader), tmp_path, go_on)
+    assert refusal.value.facts["needed_bytes"] == share > 0
+
+    monkeypatch.setattr(leader_files, "SPARE_DISK_BYTES", 1 << 60)
     assert fetch_stage(source(), span, access(leader), tmp_path, go_on)[1] == 0
 
 

@@ -162,6 +162,30 @@ def another_tensor(folder: Path) -> None:
     )
 
 
+def spoil(value: float, dtype: torch.dtype = torch.float32) -> Damage:
+    """Put one value into a weight of a layer."""
+
+    def damage(folder: Path) -> None:
+        file = folder / next(
+            file
+            for file, names in open_checkpoint(folder).files.items()
+            if any("layers.3.mlp.up_proj" in name for name in names)
+        )
+        tensors = load_file(file)
+        name = next(name for name in tensors if "layers.3.mlp.up_proj" in name)
+        tensors[name] = tensors[name].to(dtype)
+        tensors[name][-1, -1] = value
+        save_file(tensors, file)
+
+    return damage
+
+
+def whole_numbers(folder: Path) -> None:
+    file = folder / next(iter(open_checkpoint(folder).files))
+    save_file({name: one.to(torch.int8) for name, one in load_file(file).items()}, file)
+
+
+UP_3 = r"model\.layers\.3\.mlp\.up_proj\.weight in model-\d+-of-\d+\.safetensors"
 DAMAGES: dict[str, tuple[Damage, str]] = {
     "own code": (edit_config(auto_map={"AutoModel": "x.Y"}), "own model code"),
     "unknown family": (edit_config(model_type="mamba"), "mamba"),
@@ -187,6 +211,10 @@ DAMAGES: dict[str, tuple[Damage, str]] = {
         "no weight file",
     ),
     "a tensor too many": (another_tensor, "does not have"),
+    "a weight is NaN": (spoil(float("nan")), f"{UP_3} holds NaN"),
+    "a weight is NaN in 16 bits": (spoil(float("nan"), torch.bfloat16), f"{UP_3} holds NaN"),
+    "a weight is infinite": (spoil(float("-inf")), f"{UP_3} holds infinite values"),
+    "weights are whole numbers": (whole_numbers, "is stored as int8, which is not read here"),
 }  # fmt: skip
 
 
@@ -208,6 +236,22 @@ def test_a_damaged_or_foreign_checkpoint_is_refused_in_one_clear_sentence(
         load_whole(folder)
     assert refusal.value.code == "invalid-input"
     assert refusal.value.hint
+
+
+def test_a_weight_beyond_the_jobs_format_is_refused_with_the_format_that_holds_it(
+    ground: Ground, tmp_path: Path
+) -> None:
+    folder = tmp_path / "model"
+    shutil.copytree(ground.model("llama"), folder)
+    spoil(70_000.0)(folder)
+    span = StageSpan(3, 3, False, False)
+    load_stage(open_checkpoint(folder), span, torch.bfloat16)
+    with pytest.raises(SwarmError, match=f"{UP_3} holds 7e\\+04, beyond the 6.55e\\+04") as refusal:
+        load_stage(open_checkpoint(folder), span, torch.float16)
+    assert "bfloat16" in refusal.value.hint
+    with pytest.raises(SwarmError, match=r"layers.0.mlp.up_proj.weight: .* larger than 65504"):
+        load_stage(open_checkpoint(folder), span, torch.bfloat16, "int8")
+    load_stage(open_checkpoint(folder), span, torch.bfloat16, "nf4")
 
 
 def test_a_family_that_is_not_offered_is_told_which_are(ground: Ground, tmp_path: Path) -> None:
@@ -250,4 +294,4 @@ def test_reading_names_the_file_that_lacks_a_tensor(ground: Ground) -> None:
     with safe_open(str(checkpoint.folder / file), framework="pt") as opened:
         assert "absent" not in opened.keys()  # noqa: SIM118 - not a mapping
     with pytest.raises(SwarmError, match=file):
-        list(checkpoint.read(file, ["absent"]))
+        list(checkpoint.read(file, ["absent"], F32))

@@ -1,6 +1,7 @@
 """The probe tells cards, proves their number formats and measures them."""
 
 import json
+from typing import Any
 
 import pytest
 import torch
@@ -8,6 +9,7 @@ from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
 from stage_runtime import probe, speed
+from stage_runtime.quantize import Int8Weight, Narrow, Nf4Weight
 from stage_runtime.speed import Shape, Work, tflops
 from transport.cards import CardReport, Speed
 
@@ -26,7 +28,8 @@ def test_a_cpu_budget_is_told_as_a_card_with_proven_formats(
     told = json.loads(capsys.readouterr().out)
     card = CardReport.model_validate_json(json.dumps(told["cards"][-1]))
     assert (card.kind, card.total_bytes, card.free_bytes) == ("cpu", 4 * 10**9, 4 * 10**9)
-    assert (card.threads, card.number_formats, card.speeds) == (2, ["float32", "bfloat16"], [])
+    formats = ["float32", "bfloat16", "int8", "nf4"]
+    assert (card.threads, card.number_formats, card.speeds) == (2, formats, [])
     assert told["error"] == ""
 
 
@@ -81,6 +84,41 @@ def test_a_format_whose_product_is_wrong_fails_its_self_test(
     monkeypatch.setattr(torch.Tensor, "__matmul__", halved)
     assert "bfloat16" in probe.self_test(CPU, "bfloat16")
     assert probe.measure(CPU, ["bfloat16"], SMALL)[0] == []
+
+
+@pytest.mark.parametrize("name", ["int8", "nf4"])
+def test_a_stored_format_is_proved_by_a_product_and_its_gradient(
+    name: Narrow, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert probe.self_test(CPU, name) == ""
+    kind: Any = {"int8": Int8Weight, "nf4": Nf4Weight}[name]
+    right = kind.whole
+    monkeypatch.setattr(kind, "whole", lambda self, dtype: right(self, dtype) * 1.2)
+    assert probe.self_test(CPU, name).startswith(f"{name}: a product is wrong by 0.2")
+
+
+def test_the_kernel_that_mistakes_where_a_block_ends_does_not_pass(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """bitsandbytes 0.50.2 undoes a weight row by row on processors."""
+
+    def by_rows(packed: Nf4Weight, dtype: torch.dtype) -> Tensor:
+        scales = torch.ops.bitsandbytes.dequantize_blockwise(
+            packed.scales, packed.scale_scales, packed.scale_table, 256, torch.float32
+        )
+        whole: Tensor = torch.ops.bitsandbytes.dequantize_4bit(
+            packed.codes, scales + packed.mean_scale, 64, "nf4", packed.shape, dtype
+        )
+        return whole
+
+    monkeypatch.setattr(Nf4Weight, "whole", by_rows)
+    assert "nf4: a product is wrong by 0.2" in probe.self_test(CPU, "nf4")
+
+
+def test_what_was_proved_is_printed_by_device(capsys: pytest.CaptureFixture[str]) -> None:
+    assert probe.main(["--prove"]) == 0
+    told = json.loads(capsys.readouterr().out)["proven"]["cpu"]
+    assert told == {"formats": ["float32", "bfloat16", "int8", "nf4"], "failed": ""}
 
 
 def test_speed_is_the_operations_of_all_passes_over_their_whole_time(

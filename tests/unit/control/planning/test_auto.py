@@ -7,6 +7,7 @@ import pytest
 from control.planning import auto
 from control.planning.usable import Card
 from stage_runtime.model_facts import facts_from_config
+from tests.oracle.memory_models import MODELS
 from tests.unit.control.planning.pools import QWEN3_14B, SMOLLM2, a_card, a_fellow, a_job
 from transport.errors import SwarmError
 from transport.orders import TrainSettings
@@ -78,8 +79,32 @@ def test_batches_are_tried_from_32_down_and_a_set_one_is_the_only_one() -> None:
 def test_recompute_is_tried_last_and_never_against_the_callers_word(
     asked: bool | None, choices: tuple[bool, ...]
 ) -> None:
-    told = auto.savings(a_job(train__recompute=asked), "none")
+    told = auto.savings(a_job(train__recompute=asked), "none", FACTS)
     assert tuple(one.recompute for one in told) == choices
+
+
+@pytest.mark.parametrize(
+    ("model", "stored", "asked", "choices"),
+    [
+        ("mixtral-8x7b", "nf4", None, (True,)),
+        ("mixtral-8x7b", "nf4", False, (False,)),
+        ("mixtral-8x7b", "int8", None, (False, True)),
+        ("qwen3-14b", "nf4", None, (False, True)),
+    ],
+)
+def test_experts_in_4_bits_are_recomputed_with_the_reason(
+    model: str, stored: auto.Quantization, asked: bool | None, choices: tuple[bool, ...]
+) -> None:
+    facts = facts_from_config(MODELS[model])
+    told = auto.savings(a_job(train__recompute=asked), stored, facts)
+    assert tuple(one.recompute for one in told) == choices
+    question = auto.Asked(a_job(train__recompute=asked), facts, "bfloat16", 2)
+    reasons = {
+        one.setting: one.reason
+        for one in auto.explain(question, auto.settings(question, 1, told[0]), "")
+    }
+    wanted = "experts in 4 bits would stay unpacked" if choices == (True,) else None
+    assert ("experts in 4 bits" in reasons.get("train.recompute", "")) == (wanted is not None)
 
 
 def test_an_automatic_batch_is_never_larger_than_the_data_nor_against_the_micro_batches() -> None:

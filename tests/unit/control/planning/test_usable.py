@@ -49,7 +49,9 @@ def test_unknown_free_memory_is_not_taken_for_zero_or_for_all() -> None:
 def test_a_format_a_feature_and_the_callers_wish_leave_cards_out() -> None:
     fellow = a_fellow("a", a_card(gb=8))
     assert _reason(fellow, number_format="float16") == "does not run float16"
-    assert "update it" in _reason(fellow, features=frozenset({"nf4"}))
+    assert "update it" in _reason(fellow, features=frozenset({"rotation"}))
+    assert "has not proved nf4 weights" in _reason(fellow, stored="nf4")
+    assert _reason(a_fellow("a", a_card(gb=8, formats=["float32", "nf4"])), stored="nf4") == ""
     assert _reason(fellow, exclude=frozenset({"f-aaaaaaaa:0"})) == "left out by you"
 
 
