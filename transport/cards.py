@@ -27,6 +27,14 @@ class Holder(Told):
     held_bytes: Bytes
 
 
+class SpeedAt(Told):
+    """The speed of a card with a block of another size."""
+
+    layer_params: Annotated[int, Field(ge=1)]
+    """Parameters of the block."""
+    tflops: Annotated[float, Field(gt=0)]
+
+
 class Speed(Told):
     """One measured speed of a card: of the work of a stage, forward and back through the frozen
     matrices of a transformer block (stage_runtime.speed).
@@ -45,6 +53,12 @@ class Speed(Told):
     """Attention alone, forward, median of several."""
     memory_bytes_s: Annotated[float, Field(gt=0)] | None = None
     """Read and written together while a large tensor is copied, median of several."""
+    block_s: Annotated[float, Field(ge=0)] | None = None
+    """Seconds that a block takes forward and back whatever it computes; null when not measured."""
+    sizes: Annotated[list[SpeedAt], Field(max_length=8)] = []
+    """The same with blocks of several sizes and without those seconds: the planner takes the
+    figure at the model's own size. Empty: `tflops` holds for all.
+    """
 
 
 class CardReport(Told):

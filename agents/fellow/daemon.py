@@ -28,6 +28,7 @@ from agents.fellow.outbox import Backoff, Outbox
 from agents.fellow.probe import PROBE, measure, prove
 from agents.fellow.spool import Spool
 from agents.fellow.supervisor import Supervisor, WorkerSetting
+from agents.fellow.turn import measuring_turn
 from agents.fellow.worker import PATIENCE, Patience
 from transport.beats import shortened
 from transport.cards import PROTOCOL, CardReport, Heartbeat
@@ -38,6 +39,7 @@ from transport.pinning import split_pin
 # Workers get 5 s, unsent reports 2 s: the whole stays below the 10 s that a service gets to stop.
 _FLUSH_S = 2.0
 _WARM_S = 60.0
+_TURN_S = 90.0
 
 log = logging.getLogger("swarm.fellow")
 
@@ -318,11 +320,12 @@ class Daemon:
             # A process that still loads torch takes from the card what the figure would then lack.
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._warm.wait(), _WARM_S)
-            _, cards = await asyncio.to_thread(self._look)
-            for card in cards:
-                told = await measure(card, order.token, self._setting.probe)
-                self._inventory.speeds[card.index] = told.speeds
-                self._outbox.put(told)
+            async with measuring_turn(_TURN_S):
+                _, cards = await asyncio.to_thread(self._look)
+                for card in cards:
+                    told = await measure(card, order.token, self._setting.probe)
+                    self._inventory.speeds[card.index] = told.speeds
+                    self._outbox.put(told)
         finally:
             self._seen.is_measuring = False
             self._beat_now.set()

@@ -314,7 +314,6 @@ def _sentences(*parts: str) -> str:
     return " ".join([*ended, *(one[:1].upper() + one[1:] for one in said[-1:])] if ended else said)
 
 
-
 def _is_sound(job: Job, report: FromStage) -> bool:
     """Whether a report speaks of a step that was asked for."""
     return int(getattr(report, "step", 0)) <= job.steps

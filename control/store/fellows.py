@@ -1,5 +1,6 @@
 """Queries on fellows, invites and measured speeds."""
 
+import json
 from collections.abc import Iterable
 from dataclasses import astuple, dataclass
 
@@ -98,8 +99,8 @@ def put_speeds(tx: Tx, fellow_id: str, card_index: int, speeds: Iterable[Speed])
     """Store measured speeds of a card; newer ones replace older ones."""
     tx.executemany(
         "INSERT OR REPLACE INTO speeds (fellow_id, card_index, number_format, tflops, measured_at,"
-        " cold_tflops, matmul_tflops, attention_tflops, memory_bytes_s)"
-        " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
+        " cold_tflops, matmul_tflops, attention_tflops, memory_bytes_s, block_s, sizes)"
+        " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
         [
             (
                 fellow_id,
@@ -111,10 +112,16 @@ def put_speeds(tx: Tx, fellow_id: str, card_index: int, speeds: Iterable[Speed])
                 s.matmul_tflops,
                 s.attention_tflops,
                 s.memory_bytes_s,
+                s.block_s,
+                _sizes(s),
             )
             for s in speeds
         ],
     )
+
+
+def _sizes(speed: Speed) -> str:
+    return json.dumps([one.model_dump() for one in speed.sizes])
 
 
 def speeds(tx: Tx) -> dict[tuple[str, int], list[Speed]]:
@@ -122,6 +129,6 @@ def speeds(tx: Tx) -> dict[tuple[str, int], list[Speed]]:
     found: dict[tuple[str, int], list[Speed]] = {}
     for row in tx.execute("SELECT * FROM speeds ORDER BY fellow_id, card_index, number_format"):
         told = {name: row[name] for name in Speed.model_fields}
-        speed = Speed.model_validate(told)
+        speed = Speed.model_validate(told | {"sizes": json.loads(row["sizes"])})
         found.setdefault((row["fellow_id"], row["card_index"]), []).append(speed)
     return found
