@@ -18,7 +18,13 @@ from agents.cli.render_data import data_lines, preview_text
 from agents.cli.step_time import step_time_text
 from agents.cli.tables import DASH, table
 from agents.log_lines import clean
-from transport.api.buckets import BucketPreview, BucketsListed, ModelExported, ModelsListed
+from transport.api.buckets import (
+    BucketPreview,
+    BucketsListed,
+    ModelExported,
+    ModelRow,
+    ModelsListed,
+)
 from transport.api.fellows import FellowsListed, FellowView
 from transport.api.jobs import Evaluation, JobsListed, JobsLogged, JobsRecorded, JobView
 from transport.api.operation import Answer
@@ -344,12 +350,19 @@ def _buckets(answer: BucketsListed) -> RenderableType:
     return table(headings, rows) if rows else Text(answer.summary)
 
 
+def _base(model: ModelRow) -> str | None:
+    """An adapter's base at its exact revision."""
+    if model.base_model_id is None or model.base_revision is None:
+        return model.base_model_id
+    return f"{model.base_model_id.partition('@')[0]}@{model.base_revision[:12]}"
+
+
 def _models(answer: ModelsListed) -> RenderableType:
     rows = [
         (
             m.model_id,
             m.kind,
-            m.family or m.base_model_id or DASH,
+            m.family or _base(m) or DASH,
             m.layers or DASH,
             human_count(m.parameters),
             human_bytes(m.size_bytes),
