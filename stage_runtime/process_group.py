@@ -38,6 +38,7 @@ from torch import Tensor
 from torch._C._distributed_c10d import HashStore
 
 from stage_runtime.awaited import Awaited, Peer, RecvWork, SendWork, describe, difference, too_late
+from stage_runtime.causes import Paused
 from stage_runtime.codecs.crossing import Crossing, is_of_tokens, slices
 from stage_runtime.marks import CONTROL, TRANSFER, WAIT, Marks
 from stage_runtime.tensor_bytes import DTYPE_NAMES, bytes_of, fill
@@ -59,13 +60,6 @@ class TensorKind(NamedTuple):
 
 
 _VOTE_KIND: Final = TensorKind(torch.int32, (1,))
-
-
-class Paused(SwarmError):
-    """This stage was told to stop; the worker exits with 4."""
-
-    def __init__(self, reason: str) -> None:
-        super().__init__("stage-failed", f"paused: {reason}", facts={"echo": True})
 
 
 class NeighbourLinks(Protocol):
@@ -494,17 +488,6 @@ def install(group: SwarmGroup) -> None:
         BACKEND, lambda _options, _more: group, extended_api=True, devices=["cpu", "cuda"]
     )
     dist.init_process_group(BACKEND, store=HashStore(), rank=group.rank(), world_size=group.size())
-
-
-def find_cause(error: BaseException | None) -> SwarmError | None:
-    """The SwarmError inside what the engine raised: it wraps errors of forward and backward."""
-    seen: set[int] = set()
-    while error is not None and id(error) not in seen:
-        if isinstance(error, SwarmError):
-            return error
-        seen.add(id(error))
-        error = error.__cause__ or error.__context__
-    return None
 
 
 def _filling(tensor: Tensor) -> Callable[[memoryview], None]:

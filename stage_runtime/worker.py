@@ -24,6 +24,7 @@ from transformers.utils import logging as transformers_logging
 
 from stage_runtime.boundaries import crossed
 from stage_runtime.card_memory import cannot_fit
+from stage_runtime.causes import Paused, find_cause
 from stage_runtime.channel import Channel, ReportedLog
 from stage_runtime.checkpoint import Checkpoint
 from stage_runtime.download import fetch_stage
@@ -31,7 +32,7 @@ from stage_runtime.frame_limit import largest_frame
 from stage_runtime.leader_files import LeaderAccess, fetch_token_file
 from stage_runtime.link_paths import PathTeller
 from stage_runtime.moving import Moving
-from stage_runtime.process_group import Paused, SwarmGroup, find_cause, make_group
+from stage_runtime.process_group import SwarmGroup, make_group
 from stage_runtime.result import SavedFile, upload
 from stage_runtime.snapshot import SavePlace, fetch_saved
 from stage_runtime.stage_group import LauncherGroup, StageGroup
