@@ -242,7 +242,7 @@ class Ground:
 
 
 def _resume(process: psutil.Process) -> None:
-    with contextlib.suppress(psutil.NoSuchProcess):
+    with contextlib.suppress(ProcessLookupError):
         os.kill(process.pid, signal.SIGCONT)
 
 
