@@ -35,12 +35,13 @@ from control.records.events import Events
 from control.records.job_files import JobFiles
 from control.settings import Settings
 from control.snapshots.keeper import SnapshotKey, Snapshots, SnapshotTerms
-from control.store import fellows, plans, requests
+from control.store import fellows, link_figures, plans, requests
 from control.store.buckets import StoredModel
 from control.store.database import Database
 from control.store.files import StoredFile, only_leader
 from control.store.tokens import Token
 from transport.api.operation import Answer, Operation
+from transport.beats import ShortBeat
 from transport.cards import Heartbeat
 from transport.ids import RandomBytes
 from transport.orders import DesiredState
@@ -165,6 +166,10 @@ class Leader:
         """Take a heartbeat; answer with all that the fellow should be doing."""
         return self.office.registry.beat(fellow_id, beat)
 
+    def short_beat(self, fellow_id: str, beat: ShortBeat) -> DesiredState:
+        """The same for a heartbeat that leaves out what was told before."""
+        return self.office.registry.short_beat(fellow_id, beat)
+
     async def wait_orders(self, fellow_id: str, since: int, timeout_s: float) -> DesiredState:
         """The same as soon as its revision is above `since`, or when the time is over."""
         return await self.office.registry.wait_orders(fellow_id, since, timeout_s)
@@ -216,6 +221,7 @@ class Leader:
         stored, speeds = await self.office.database.read(
             lambda tx: (fellows.every(tx), fellows.speeds(tx))
         )
+        self.office.registry.take_link_figures(await self.office.database.read(link_figures.every))
         for fellow in stored:
             self.office.registry.add(fellow)
         for (fellow_id, card_index), figures in speeds.items():

@@ -19,6 +19,7 @@ from mcp_server.app import Doors
 from mcp_server.office import Caller, Changed, Promise, Question, ShownModel
 from mcp_server.sessions import Sessions, session_key
 from transport.api.operation import Answer
+from transport.beats import ShortBeat
 from transport.cards import Heartbeat
 from transport.errors import SwarmError
 from transport.orders import DesiredState
@@ -64,6 +65,10 @@ class Desk:
     async def heartbeat(self, fellow_id: str, beat: Heartbeat) -> DesiredState:
         """Take a heartbeat."""
         return self.leader.heartbeat(fellow_id, beat)
+
+    async def short_beat(self, fellow_id: str, beat: ShortBeat) -> DesiredState:
+        """Take one that leaves out what was told before."""
+        return self.leader.short_beat(fellow_id, beat)
 
     async def wait_orders(self, fellow_id: str, since: int, timeout_s: float) -> DesiredState:
         """The desired state, once it is newer or the time is over."""

@@ -22,6 +22,7 @@ from mcp_server.hub_files import HubFiles
 from mcp_server.office import Office, Promise
 from mcp_server.problems import answered
 from mcp_server.rest import FRESH, limited
+from transport.beats import ShortBeat
 from transport.cards import PROTOCOL, Heartbeat
 from transport.errors import SwarmError, not_found
 from transport.ids import Digest, JobId
@@ -32,6 +33,7 @@ M = TypeVar("M", bound=BaseModel)
 
 HOLD_S = 25.0
 MAX_MESSAGE = 2 * 1024 * 1024
+MAX_MEASURED = 8 * 1024 * 1024
 SNAPSHOT = "/jobs/{job_id}/attempts/{attempt}/snapshots/{step}/stages/{stage}"
 
 
@@ -68,8 +70,11 @@ class FellowApi:
         own = [
             ("/join", "POST", self.join),
             ("/heartbeat", "POST", self.heartbeat),
+            ("/beat", "POST", self.beat),
             ("/orders", "GET", self.orders),
             ("/reports", "POST", self.reports),
+            ("/measure", "GET", self.send_bytes),
+            ("/measure", "POST", self.take_bytes),
             ("/jobs/{job_id}/attempts/{attempt}/stages/{stage}/adapter", "PUT", self.adapter),
             (SNAPSHOT, "PUT", self.take_snapshot),
             (SNAPSHOT, "GET", self.give_snapshot),
@@ -100,6 +105,13 @@ class FellowApi:
         _is_own(fellow_id, beat.fellow_id)
         return _json(await self.office.heartbeat(fellow_id, beat))
 
+    async def beat(self, request: Request) -> Response:
+        """The same, without what has not changed since the last whole heartbeat."""
+        fellow_id = await self.reception.fellow(request)
+        beat = await _message(request, ShortBeat)
+        _is_own(fellow_id, beat.fellow_id)
+        return _json(await self.office.short_beat(fellow_id, beat))
+
     async def orders(self, request: Request) -> Response:
         """The desired state, held back until it is newer than `since` or 25 s are over."""
         fellow_id = await self.reception.fellow(request)
@@ -115,6 +127,25 @@ class FellowApi:
         batch = await _message(request, ReportBatch)
         _is_own(fellow_id, batch.fellow_id)
         return _json(await self.office.take_reports(fellow_id, batch))
+
+    async def send_bytes(self, request: Request) -> Response:
+        """So many bytes, for a fellow that measures its line."""
+        await self.reception.fellow(request)
+        told = request.query_params.get("bytes", "")
+        if not re.fullmatch(r"[0-9]{1,8}", told) or int(told) > MAX_MEASURED:
+            raise SwarmError(
+                "invalid-input",
+                f"/bytes: is a whole number up to {MAX_MEASURED}",
+                hint="measure with less",
+            )
+        return Response(bytes(int(told)), media_type="application/octet-stream", headers=FRESH)
+
+    async def take_bytes(self, request: Request) -> Response:
+        """The same the other way: read and forgotten."""
+        await self.reception.fellow(request)
+        async for _ in limited(request.stream(), MAX_MEASURED):
+            pass
+        return Response(status_code=204, headers=FRESH)
 
     async def adapter(self, request: Request) -> Response:
         """A stage's trained tensors: streamed to disk, compared with the promised digest."""

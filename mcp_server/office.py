@@ -14,6 +14,7 @@ from control.jobs.results import StageKey
 from control.snapshots.keeper import SnapshotKey
 from control.store.files import StoredFile
 from transport.api.operation import Answer, Operation, Scope
+from transport.beats import ShortBeat
 from transport.cards import Heartbeat
 from transport.orders import DesiredState
 from transport.reports import JoinAsk, Joined, ReportBatch, ReportsTaken
@@ -89,6 +90,8 @@ class Office(Protocol):
     async def join(self, ask: JoinAsk) -> Joined: ...
 
     async def heartbeat(self, fellow_id: str, beat: Heartbeat) -> DesiredState: ...
+
+    async def short_beat(self, fellow_id: str, beat: ShortBeat) -> DesiredState: ...
 
     async def wait_orders(self, fellow_id: str, since: int, timeout_s: float) -> DesiredState:
         """The desired state, as soon as its revision is above `since` or the time is over."""

@@ -1,7 +1,8 @@
 """Puts LoRA adapters on a stage, and names what it trains as the whole model would.
 
-The adapters are plain peft layers. Their first values are a pure function of the seed and the
-module's global name, so that they do not depend on how the model is split.
+The adapters are peft's in mathematics, names and files (stage_runtime.lora_linear). Their first
+values are a pure function of the seed and the module's global name, so that they do not depend on
+how the model is split.
 """
 
 import hashlib
@@ -9,11 +10,10 @@ import math
 from collections.abc import Iterator, Mapping
 
 import torch
-from peft import LoraConfig, inject_adapter_in_model
 from torch import Tensor, nn
-from transformers.pytorch_utils import Conv1D
 
 from stage_runtime.load import LoadedStage
+from stage_runtime.lora_linear import AdapterShape, put_adapters
 from transport.errors import SwarmError
 from transport.orders import LoraSettings, TrainSettings
 
@@ -42,20 +42,12 @@ def make_trainable(stage: LoadedStage, settings: TrainSettings) -> dict[str, nn.
 
 def _inject(stage: LoadedStage, lora: LoraSettings, seed: int) -> dict[str, nn.Parameter]:
     _refuse_unknown_targets(stage, lora)
-    config = LoraConfig(
-        r=lora.rank,
-        lora_alpha=lora.alpha,
-        lora_dropout=lora.dropout,
-        target_modules=list(lora.target_modules),
-        bias="none",
-        # GPT-2's projections are Conv1D: (inputs, outputs). Packed ones are not.
-        fan_in_fan_out=any(isinstance(one, Conv1D) for one in stage.body.modules()),
-    )
-    inject_adapter_in_model(config, stage.body)
+    shape = AdapterShape(lora.rank, lora.alpha / lora.rank, lora.dropout)
+    put_adapters(stage.body, lora.target_modules, shape)
     trained: dict[str, nn.Parameter] = {}
     for local, weight in stage.body.named_parameters():
         if ".lora_A." in local or ".lora_B." in local:
-            name = PEFT_PREFIX + stage.global_name(local.replace(".default.", "."))
+            name = PEFT_PREFIX + stage.global_name(local)
             weight.data = _first_values(name, tuple(weight.shape), seed)
             weight.requires_grad_(True)
             trained[name] = weight

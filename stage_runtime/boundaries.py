@@ -23,6 +23,7 @@ from stage_runtime.codecs.scaled import ScaledCodec
 from stage_runtime.codecs.sizes import calibration_batches, rotation_row_bytes
 from stage_runtime.saved_state import CONSTANT
 from stage_runtime.stage_group import CodingGroup, StageGroup
+from transport.errors import SwarmError
 from transport.orders import StageOrder
 from transport.reports import Crossed
 
@@ -50,11 +51,19 @@ class Boundaries:
         """From here on tensors cross as the settings say. On every stage at the same place.
 
         Raises:
-            SwarmError: what was seen is not finite, or too little.
+            SwarmError: what was seen is not finite, or too little; a basis of a neighbour that is
+                none; a backend that cannot code.
         """
         kind = self.order.settings.compression.kind
         if kind == "none" or self.order.num_stages == 1:
             return
+        if self.order.settings.backend != "swarm":
+            raise SwarmError(
+                "invalid-input",
+                f"compression {kind} needs backend swarm: {self.order.settings.backend} carries "
+                "tensors as they are",
+                hint="use backend swarm, or no compression",
+            )
         if kind == "rotation":
             self._calibrate(run)
         elif self.bottleneck is not None:
@@ -123,6 +132,7 @@ class Boundaries:
     def _keep(self, neighbour: int, way: Way, basis: Basis) -> None:
         device = self.devices[-1 if neighbour > self.order.stage else 0]
         row_bytes = rotation_row_bytes(self.hidden, self.order.settings.compression.bits)
+        basis.check(row_bytes)
         codec = RotationCodec(basis, row_bytes, device)
         self.rotations[self._layer(neighbour), way] = codec
 

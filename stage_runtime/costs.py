@@ -13,6 +13,7 @@ from itertools import accumulate
 from stage_runtime.boundary_costs import BoundaryCosts
 from stage_runtime.layer_costs import Kernels, LayerCosts
 from stage_runtime.model_facts import ModelFacts
+from stage_runtime.pieces import LOSS_WORDS, TWIN_ROWS
 from stage_runtime.quantized_costs import StoredWeights
 from stage_runtime.tied_costs import piece_values, shares_table, table_values
 from transport.cards import CardKind
@@ -26,8 +27,8 @@ GPU_FRAGMENTS = 0.05
 CPU_MARGIN_BYTES = 8_000_000
 CPU_FRAGMENTS = 0.02
 
-LOGIT_CHUNK_BYTES = 182_000_000
-"""Float32 logits and their softmax that exist at once in the loss: 150 tokens at 151,936 words."""
+LOGIT_CHUNK_BYTES = 91_000_000
+"""Float32 logits that exist at once in the loss: 150 tokens at 151,936 words."""
 
 
 @dataclass(frozen=True)
@@ -118,7 +119,7 @@ class Price:
 
 def loss_chunk_tokens(vocab: int) -> int:
     """Tokens of logits that exist at once: 149 at a vocabulary of 151,936, more below it."""
-    return max(16, min(1024, LOGIT_CHUNK_BYTES // (8 * vocab)))
+    return max(16, min(1024, LOGIT_CHUNK_BYTES // (4 * vocab)))
 
 
 def runs_1f1b(settings: TrainSettings, num_stages: int) -> bool:
@@ -139,13 +140,11 @@ class Prices:
 
     facts: ModelFacts
     settings: TrainSettings
-    lean: bool = False
-    """Adapters keep each input once (see LayerCosts); peft as it is does not."""
 
     @cached_property
     def layer(self) -> LayerCosts:
         """Prices of one block."""
-        return LayerCosts(self.facts, self.settings, self.lean)
+        return LayerCosts(self.facts, self.settings)
 
     @cached_property
     def stored(self) -> StoredWeights:
@@ -404,7 +403,7 @@ class Prices:
         if self._is_frozen(place):
             return max(coded, top + 3 * self.hidden_bytes, product) - unpacked
         if self.settings.recompute:
-            block = self._block(place, device)
+            block = self._whole_blocks(place) * self._block(place, device)
             top, product = blocks.repeated_top + block, product + block
         top = max(coded, top, product, self._loss_top() if place.heads else 0)
         return top - unpacked
@@ -412,6 +411,13 @@ class Prices:
     @cached_property
     def _product_top(self) -> int:
         return self.layer.product_top(self.rows)
+
+    def _whole_blocks(self, place: CardPlace) -> int:
+        """Blocks that are whole at once under recompute: one, or those rebuilt early. The last
+        stage awaits no gradient.
+        """
+        early = self.settings.early_recompute * (place.stage < place.num_stages - 1)
+        return max(1, min(early, place.num_layers))
 
     def _block(self, place: CardPlace, device: Device) -> int:
         """What the heaviest block of a place keeps for its backward."""
@@ -423,18 +429,17 @@ class Prices:
 
     def _loss_top(self) -> int:
         chunk = min(self.settings.loss_chunk_tokens, self.tokens)
-        # Float32 logits and their softmax; 16-bit layers take the gradient once more in 16 bits.
-        # From the second chunk on, the gradient of the one before is still there.
-        alone, after = (8, 12) if self.layer.number_bytes == 4 else (10, 12)
+        # Float32 logits, which turn into their gradient in place; 16-bit layers have both once in
+        # 16 bits as well. A softcap's slope stands beside them.
+        each = 4 if self.layer.number_bytes == 4 else 6
         if self.facts.family.scores == "softcap":
-            # The bent logits in both formats, and the bend's derivative.
-            alone, after = (20, 32) if self.layer.number_bytes == 4 else (14, 24)
-        each = after if self.tokens > chunk else alone
+            each = 8
         weight = 0
         if self.layer.full:
-            # One chunk's product for the head's gradient; in 16 bits the head is cast as well.
+            # A piece of the head's gradient; in 16 bits the head is cast, for every micro-batch.
             b = self.layer.number_bytes
-            weight = (b if b == 4 else 2 * b) * self.facts.head_params
+            weight = b * min(self.facts.vocab, LOSS_WORDS) * self.facts.hidden
+            weight += b * self.facts.head_params * (b == 2)
         return chunk * self.facts.vocab * each + self.hidden_bytes + weight
 
     def _kernel_bytes(self, place: CardPlace, device: Device, price: Price) -> int:
@@ -446,7 +451,8 @@ class Prices:
             per_token = 4 * self.facts.heads + 8 * self.facts.query_width
             return self.tokens * per_token if place.num_layers else 0
         widest = max((one.outputs for one in self.layer.adapted), default=0)
-        added = 4 * self.tokens * widest * (self.layer.number_bytes == 2 and place.num_layers > 0)
+        rows = min(self.tokens, TWIN_ROWS)
+        added = 4 * rows * widest * (self.layer.number_bytes == 2 and place.num_layers > 0)
         gone = price.activations + price.gradients - 4 * self._trained_params(place)
         return max(added, 8 * self._largest_trained(place) - gone)
 

@@ -14,6 +14,7 @@ from functools import cached_property
 from stage_runtime.attention_costs import AttentionCosts
 from stage_runtime.expert_costs import ExpertCosts
 from stage_runtime.model_facts import Linear, ModelFacts
+from stage_runtime.pieces import TWIN_ROWS
 from stage_runtime.quantized_costs import NUMBER_BYTES, StoredWeights
 from transport.orders import TrainSettings
 
@@ -46,8 +47,6 @@ class LayerCosts:
 
     facts: ModelFacts
     settings: TrainSettings
-    lean: bool = False
-    """Adapters keep each input once, in the layers' format; peft copies it to float32 each time."""
 
     @cached_property
     def number_bytes(self) -> int:
@@ -152,7 +151,7 @@ class LayerCosts:
         tokens, b = rows * self.settings.seq_len, self.number_bytes
         # In float32 the block's first norm keeps the saved input itself, not one more copy.
         twice = tokens * b * self.facts.hidden * (b == 4 and not self.full)
-        return max(self.top(rows, kernels), tokens * self._repeated_top()) - twice
+        return self.top(rows, kernels) - twice
 
     def top(self, rows: int, kernels: Kernels) -> int:
         """Bytes needed for a moment in a block's backward, above what is kept."""
@@ -160,7 +159,7 @@ class LayerCosts:
         if self.experts is not None:
             top = self.experts.top(tokens, grouped=kernels.grouped)
         else:
-            top = tokens * self._dense_top() + self._weight_gradient()
+            top = self._dense_top(tokens) + self._weight_gradient()
         scores = self.attention.scores_top(tokens)
         if not scores:
             return top
@@ -182,7 +181,7 @@ class LayerCosts:
         if not self._adapts(facts.family.mlp):
             more = 4 * facts.hidden if again else 8 * facts.hidden
         else:
-            more = 4 * facts.hidden * (b == 2 and not self.lean)
+            more = 0
         more -= 4 * facts.hidden * (again and b == 4)
         tokens = rows * self.settings.seq_len
         return stored.unpacked + max(stored.scales, tokens * (b * beside + more))
@@ -202,53 +201,41 @@ class LayerCosts:
     def _mixed(self, kernels: Kernels) -> int:
         return self.experts.saved_per_token(grouped=kernels.grouped) if self.experts else 0
 
-    def _dense_top(self) -> int:
-        """Gradients of feed-forward width that exist at once."""
+    def _dense_top(self, tokens: int) -> int:
+        """Gradients of feed-forward width that exist at once, in a micro-batch."""
         facts, b = self.facts, self.number_bytes
         hidden, ffn, wide = facts.hidden, facts.ffn, facts.family.wide_norm
         simple = not facts.family.gated and self._activation_keeps() == 1
         if self.full:
-            return (1 if simple else 2) * b * ffn - (8 * hidden if wide and b == 2 else 0)
+            return tokens * (
+                (1 if simple else 2) * b * ffn - (8 * hidden if wide and b == 2 else 0)
+            )
         if self._adapts(facts.family.mlp):
-            return self._adapted_top()
+            return self._adapted_top(tokens, simple=simple)
         top = (2 if simple else 3) * b * ffn
         if wide:
-            return max(top - 4 * hidden, 20 * hidden if b == 2 else 0)
-        return top
+            top = max(top - 4 * hidden, 20 * hidden if b == 2 else 0)
+        return tokens * top
 
-    def _adapted_top(self) -> int:
-        """The same where the feed-forward carries adapters: a gradient and its float32 twin for
-        each, less the float32 copy of the last projection's input, which is gone by then.
+    def _adapted_top(self, tokens: int, *, simple: bool) -> int:
+        """The same where the feed-forward carries adapters. In 16 bits an adapter's backward makes
+        float32 twins of its input and of its output's gradient, some rows at a time.
         """
         facts, b = self.facts, self.number_bytes
         hidden, ffn, wide = facts.hidden, facts.ffn, facts.family.wide_norm
-        ins, out = self._adapts(facts.family.mlp[:-1]), self._adapts(facts.family.mlp[-1:])
+        out = self._adapts(facts.family.mlp[-1:])
         if b == 4:
-            return (8 if out else 12) * ffn - 4 * hidden * wide
-        if self.lean:
-            return 4 * ffn + 2 * hidden
-        if not facts.family.gated:
-            simple = self._activation_keeps() == 1
-            return 5 * ffn if out else (8 * ffn + 2 * hidden if simple else 6 * ffn)
-        moments = [20 * hidden] if wide else [0]
-        if ins:
-            moments.append(8 * ffn - 4 * ffn * out + 4 * hidden * (not wide))
+            return tokens * ((8 if out or simple else 12) * ffn - 4 * hidden * wide)
+        rows = min(tokens, TWIN_ROWS)
         if out:
-            moments.append(2 * ffn + 14 * hidden - 4 * hidden * wide)
-        return max(moments)
-
-    def _repeated_top(self) -> int:
-        """At the end of a block's second forward, where its adapters' float32 outputs still are."""
-        facts = self.facts
-        if self.full or self.lean or self.number_bytes == 4 or not self._adapts(facts.family.mlp):
-            return 0
-        if not facts.family.gated:
-            both = self._adapts(facts.family.mlp[:-1]) and self._activation_keeps() == 1
-            return 6 * facts.ffn * both
-        wide = facts.family.wide_norm
-        if not self._adapts(facts.family.mlp[-1:]):
-            return 8 * facts.ffn + 4 * facts.hidden
-        return 4 * facts.ffn + (10 - 4 * wide) * facts.hidden
+            # The last projection keeps its own input, which is gone by the time of three gradients.
+            top = tokens * (4 * ffn - 4 * hidden * wide)
+            twins = rows * 4 * (ffn + hidden) + tokens * (2 * ffn - 2 * hidden * wide)
+        else:
+            top = tokens * ((4 if simple else 6) * ffn - 4 * hidden * wide)
+            between = 2 * hidden * facts.family.gated
+            twins = rows * 4 * ffn + tokens * (2 * ffn + between - 4 * hidden * wide)
+        return max(top, twins, tokens * 20 * hidden * wide)
 
     def _weight_gradient(self) -> int:
         """A projection's gradient in the layers' format, before it is added up in float32."""
@@ -284,15 +271,10 @@ class LayerCosts:
         return any(one.name in targets for one in self.adapted)
 
     def _adapters(self) -> int:
-        """What the adapters keep: their input, and the output of A."""
+        """What the adapters keep: their input, once, whatever number of projections reads it."""
         facts, b = self.facts, self.number_bytes
-        number = b if self.lean else 4
-        kept = number * self._rank * len(self.adapted)
-        if b == 2 and not self.lean:
-            # peft copies the input to float32 once for each adapted projection.
-            return kept + 4 * sum(one.inputs for one in self.adapted)
         ins = sum(self._adapts(f[:-1]) for f in (facts.family.attention, facts.family.mlp))
-        kept += b * facts.hidden * min(ins, facts.family.norms)
+        kept = b * facts.hidden * min(ins, facts.family.norms)
         copied = facts.family.joined_rotary or bool(facts.family.scores)
         if self._keeps_output() and copied:
             kept += b * facts.query_width
@@ -302,8 +284,7 @@ class LayerCosts:
 
     def _keeps_output(self) -> bool:
         """Whether the last projection of the attention keeps its input as it is."""
-        adapted = self._adapts(self.facts.family.attention[-1:])
-        return self.full or (adapted and (self.lean or self.number_bytes == 4))
+        return self.full or self._adapts(self.facts.family.attention[-1:])
 
     def _inputs(self) -> int:
         """What trainable projections keep: their inputs, where nobody else keeps them."""

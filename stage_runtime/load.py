@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 from transformers import MODEL_MAPPING, AutoConfig
 
+from stage_runtime import attention
 from stage_runtime.checkpoint import Checkpoint
 from stage_runtime.checkpoint_share import StageSpan, part_of, share_of
 from stage_runtime.expert_files import ExpertTensors
@@ -119,13 +120,14 @@ def load_stage(
     _check(checkpoint, expected, tensors, _not_ours(facts, span))
     for name in _not_ours(facts, span) & expected.keys():
         tensors[name] = torch.zeros(expected[name].shape, dtype=dtype)
+    attention.register()
     body = model_class.from_pretrained(
         None,
         config=config,
         state_dict=tensors,
         dtype=dtype,
         # No fused kernel computes a softcap or sinks: the family's own plain attention does.
-        attn_implementation="eager" if facts.family.scores else "sdpa",
+        attn_implementation="eager" if facts.family.scores else attention.NAME,
     )
     tensors.clear()
     if packing is not None:

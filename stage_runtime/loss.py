@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from stage_runtime.load import Head
+from stage_runtime.pieces import LOSS_WORDS
 
 IGNORED = -100
 """A position without a supervised target."""
@@ -50,19 +51,10 @@ class _ChunkedSum(torch.autograd.Function):
         grad_bias = torch.zeros_like(bias_V) if wants_bias and bias_V is not None else None
         for start in range(0, hidden_ND.shape[0], how.chunk_tokens):
             rows = slice(start, start + how.chunk_tokens)
-            hidden_CD = hidden_ND[rows]
-            logits_CV, cap_CV = _logits(hidden_CD, weight, bias_V, how.softcap)
-            total += _cross_entropies(logits_CV, target_N[rows]).sum(dtype=torch.float64)
-            if grad_hidden is None and grad_weight is None:
-                continue
-            grad_CV = _logit_grads(logits_CV, target_N[rows], how.scale, cap_CV)
-            grad_CV = grad_CV.to(hidden_CD.dtype)
-            if grad_hidden is not None:
-                torch.mm(grad_CV, weight, out=grad_hidden[rows])
-            if grad_weight is not None:
-                grad_weight += grad_CV.T @ hidden_CD
-            if grad_bias is not None:
-                grad_bias += grad_CV.sum(0)
+            grads = _Grads(
+                None if grad_hidden is None else grad_hidden[rows], grad_weight, grad_bias
+            )
+            _one_chunk(hidden_ND[rows], weight, bias_V, target_N[rows], how, total, grads)
         ctx.grads = (grad_hidden, grad_weight, grad_bias)
         return (total * how.scale).to(torch.float32)
 
@@ -75,30 +67,85 @@ class _ChunkedSum(torch.autograd.Function):
         return (*scaled, None, None, None)
 
 
+@dataclass(frozen=True)
+class _Grads:
+    """Where a chunk's gradients go; None = nobody wants one."""
+
+    hidden: Tensor | None
+    """(C, D), (V, D) and (V)."""
+    weight: Tensor | None
+    bias: Tensor | None
+
+    @property
+    def is_wanted(self) -> bool:
+        return self.hidden is not None or self.weight is not None
+
+
+def _one_chunk(  # noqa: PLR0913
+    hidden_CD: Tensor,
+    weight_VD: Tensor,
+    bias_V: Tensor | None,
+    target_C: Tensor,
+    how: _How,
+    total: Tensor,
+    grads: _Grads,
+) -> None:
+    """Add a chunk's cross entropies to `total` and its gradients to theirs.
+
+    One float32 tensor of the chunk's logits exists, which turns into their gradient in place.
+    """
+    logits_CV = _logits(hidden_CD, weight_VD, bias_V, how.softcap)
+    slope_CV = None
+    if how.softcap is not None:
+        slope_CV = _slope(logits_CV, how.softcap) if grads.is_wanted else None
+    total += _to_softmax(logits_CV, target_C).sum(dtype=torch.float64)
+    if not grads.is_wanted:
+        return
+    logits_CV[torch.arange(len(target_C), device=logits_CV.device), target_C] -= 1
+    logits_CV *= how.scale
+    if slope_CV is not None:
+        logits_CV *= slope_CV
+        del slope_CV
+    grad_CV = logits_CV.to(hidden_CD.dtype)
+    del logits_CV
+    if grads.hidden is not None:
+        torch.mm(grad_CV, weight_VD, out=grads.hidden)
+    if grads.weight is not None:
+        for words in _pieces(len(weight_VD)):
+            grads.weight[words] += grad_CV[:, words].T @ hidden_CD
+    if grads.bias is not None:
+        grads.bias.add_(grad_CV.sum(0))
+
+
+def _pieces(num_words: int) -> Iterator[slice]:
+    for start in range(0, num_words, LOSS_WORDS):
+        yield slice(start, start + LOSS_WORDS)
+
+
 def _logits(
     hidden_CD: Tensor, weight_VD: Tensor, bias_V: Tensor | None, softcap: float | None
-) -> tuple[Tensor, Tensor | None]:
-    """Logits in float32, and the softcap's derivative where there is one."""
+) -> Tensor:
+    """Logits in float32, bent where the model bends them."""
     # The bias within the product: in 16 bits it would be rounded once more after it.
     bias_V = None if bias_V is None else bias_V.to(hidden_CD.dtype)
     logits = functional.linear(hidden_CD, weight_VD, bias_V)
-    if softcap is None:
-        return logits.float(), None
-    bent = torch.tanh(logits / softcap)
-    return (bent * softcap).float(), (1 - bent * bent).float()
+    if softcap is not None:
+        logits.div_(softcap).tanh_().mul_(softcap)
+    return logits.float()
 
 
-def _cross_entropies(logits_CV: Tensor, target_C: Tensor) -> Tensor:
-    picked = logits_CV.gather(1, target_C[:, None]).squeeze(1)
-    return torch.logsumexp(logits_CV, dim=1) - picked
+def _slope(bent_CV: Tensor, softcap: float) -> Tensor:
+    """The softcap's derivative, from the bent logits: 1 - (bent / softcap) squared."""
+    return (bent_CV / softcap).square_().neg_().add_(1)
 
 
-def _logit_grads(logits_CV: Tensor, target_C: Tensor, scale: float, cap: Tensor | None) -> Tensor:
-    """(softmax - one hot) * scale, in the logits' own memory's place."""
-    grads = torch.softmax(logits_CV, dim=1)
-    grads[torch.arange(len(target_C), device=grads.device), target_C] -= 1
-    grads *= scale
-    return grads if cap is None else grads.mul_(cap)
+def _to_softmax(logits_CV: Tensor, target_C: Tensor) -> Tensor:
+    """The cross entropy of each row; the logits become their softmax in place."""
+    top_C1 = logits_CV.amax(dim=1, keepdim=True)
+    picked_C = logits_CV.gather(1, target_C[:, None]).squeeze(1)
+    sums_C1 = logits_CV.sub_(top_C1).exp_().sum(dim=1, keepdim=True)
+    logits_CV /= sums_C1
+    return sums_C1.squeeze(1).log() + top_C1.squeeze(1) - picked_C
 
 
 def chunked_cross_entropy(
@@ -139,6 +186,8 @@ class StageLoss:
     chunk_tokens: int
     num_targets: int = 1
     """Supervised targets of the whole step: the divisor of every micro-batch's sum."""
+    scale: float = 1.0
+    """What the loss is multiplied by before backward (stage_runtime.loss_scale)."""
     evaluating: bool = False
     tally: Tally = field(default_factory=Tally)
 
@@ -156,7 +205,7 @@ class StageLoss:
             self.head,
             target_N,
             chunk_tokens=self.chunk_tokens,
-            scale=1.0 / max(1, self.num_targets),
+            scale=self.scale / max(1, self.num_targets),
         )
         self.tally.loss_sum += float(total)
         self.tally.tokens += len(target_N)
@@ -170,5 +219,5 @@ class StageLoss:
         weight_VD = head.weight.to(hidden_ND.dtype)
         for start in range(0, len(target_N), self.chunk_tokens):
             rows = slice(start, start + self.chunk_tokens)
-            logits_CV, _ = _logits(hidden_ND[rows], weight_VD, head.bias, head.softcap)
+            logits_CV = _logits(hidden_ND[rows], weight_VD, head.bias, head.softcap)
             yield int((logits_CV.argmax(dim=1) == target_N[rows]).sum())

@@ -64,7 +64,7 @@ def clip_share(norm: float, max_norm: float) -> float:
 
 def scale_gradients(weights: Iterable[Tensor], share: float) -> None:
     """Multiply every gradient by `share`."""
-    if share < 1.0:
+    if share != 1.0:
         for weight in weights:
             if weight.grad is not None:
                 weight.grad.mul_(share)

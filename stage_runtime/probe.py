@@ -23,7 +23,7 @@ from typing import Any
 
 import torch
 
-from stage_runtime.speed import CARD_SHAPE, CPU_SHAPE, Shape, tflops
+from stage_runtime.speed import CARD_SHAPE, CPU_SHAPE, Shape, figures, sized
 from transport.cards import CardReport, Holder, NumberFormat, Speed
 
 COMPUTED: dict[str, torch.dtype] = {
@@ -121,12 +121,10 @@ def measure(
         if why:
             wrong.append(why)
             continue
-        figure = tflops(shape, device, COMPUTED[name], time.perf_counter)
-        speeds.append(
-            Speed.model_validate(
-                {"number_format": name, "tflops": figure, "measured_at": time.time()}
-            )
-        )
+        found = figures(shape, device, COMPUTED[name], time.perf_counter)
+        told = {"number_format": name, "measured_at": time.time(), **vars(found)}
+        told |= sized(shape, found.tflops, device, COMPUTED[name], time.perf_counter)
+        speeds.append(Speed.model_validate(told))
     return speeds, "; ".join(wrong)
 
 

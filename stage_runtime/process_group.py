@@ -38,6 +38,7 @@ from torch import Tensor
 from torch._C._distributed_c10d import HashStore
 
 from stage_runtime.awaited import Awaited, Peer, RecvWork, SendWork, describe, difference, too_late
+from stage_runtime.causes import Paused
 from stage_runtime.codecs.crossing import Crossing, is_of_tokens, slices
 from stage_runtime.marks import CONTROL, TRANSFER, WAIT, Marks
 from stage_runtime.tensor_bytes import DTYPE_NAMES, bytes_of, fill
@@ -59,13 +60,6 @@ class TensorKind(NamedTuple):
 
 
 _VOTE_KIND: Final = TensorKind(torch.int32, (1,))
-
-
-class Paused(SwarmError):
-    """This stage was told to stop; the worker exits with 4."""
-
-    def __init__(self, reason: str) -> None:
-        super().__init__("stage-failed", f"paused: {reason}", facts={"echo": True})
 
 
 class NeighbourLinks(Protocol):
@@ -116,6 +110,8 @@ class SwarmGroup(dist.ProcessGroup):
         self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._poller, self._polled = zmq.Poller(), -1
         self._is_closed = False
+        # Work that needs no neighbour, while a gradient is awaited; False when there is none.
+        self.while_waiting: Callable[[], bool] | None = None
 
     def _add(self, link: Link | None, stage: int, inward: Direction, outward: Direction) -> None:
         if link is not None:
@@ -336,7 +332,8 @@ class SwarmGroup(dist.ProcessGroup):
                         self.fail(too_late(peer, what(), start, began_at))
                         continue
                     self._waiting = (what, peer.stage, began_at)
-                    self._rest(min(left_s, _POLL_S))
+                    if not self._works_while(peer):
+                        self._rest(min(left_s, _POLL_S))
         finally:
             self._waiting = None
             self._wait_s += time.monotonic() - start
@@ -350,6 +347,10 @@ class SwarmGroup(dist.ProcessGroup):
         return f"{what()} from stage {stage}, since {since:%H:%M:%S} UTC"
 
     # --- inside ---
+
+    def _works_while(self, peer: Peer) -> bool:
+        """What comes from the next stage are gradients: blocks can be made ready for them."""
+        return bool(peer.stage > self._stage and self.while_waiting and self.while_waiting())
 
     def _header(self, tensor: Tensor, peer: Peer, direction: Direction) -> Header:
         """What the frame of this tensor says; refuses a tensor that no plan announces."""
@@ -487,17 +488,6 @@ def install(group: SwarmGroup) -> None:
         BACKEND, lambda _options, _more: group, extended_api=True, devices=["cpu", "cuda"]
     )
     dist.init_process_group(BACKEND, store=HashStore(), rank=group.rank(), world_size=group.size())
-
-
-def find_cause(error: BaseException | None) -> SwarmError | None:
-    """The SwarmError inside what the engine raised: it wraps errors of forward and backward."""
-    seen: set[int] = set()
-    while error is not None and id(error) not in seen:
-        if isinstance(error, SwarmError):
-            return error
-        seen.add(id(error))
-        error = error.__cause__ or error.__context__
-    return None
 
 
 def _filling(tensor: Tensor) -> Callable[[memoryview], None]:

@@ -15,11 +15,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
-from torch.utils.checkpoint import checkpoint
 
 from stage_runtime.bottleneck import Bottleneck
 from stage_runtime.load import LoadedStage
+from stage_runtime.lora_linear import LoraLinear
 from stage_runtime.marks import RECOMPUTE, Marks
+from stage_runtime.recompute import Rebuilds
 from transport.orders import StageOrder, TrainSettings
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -37,9 +38,9 @@ class Moment:
         """The next forward is the step's first micro-batch."""
         self.step, self.micro_batch = step, -1
 
-    def dropout_seed(self, layer: int) -> int:
-        """A pure function of (seed, step, micro-batch, global layer)."""
-        text = f"{self.seed}:{self.step}:{self.micro_batch}:{layer}"
+    def dropout_seed(self, layer: int, projection: str) -> int:
+        """A pure function of (seed, step, micro-batch, global layer, projection in it)."""
+        text = f"{self.seed}:{self.step}:{self.micro_batch}:{layer}:{projection}"
         return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") >> 1
 
 
@@ -52,8 +53,8 @@ class BlockPlan:
     """Raises when the pipeline has failed; called at every block, forward and backward."""
     enter_card: Callable[[int], None]
     """Told the card whose block computes now."""
-    recompute: bool
-    dropout: bool
+    rebuilds: Rebuilds | None
+    """None: blocks keep what backward needs."""
     marks: Marks = field(default_factory=Marks)
 
 
@@ -69,6 +70,9 @@ class Block(nn.Module):
         self.plan = plan
         self.card = card
         self.device = device
+        self.adapters = {
+            name: module for name, module in inner.named_modules() if isinstance(module, LoraLinear)
+        }
 
     def __getattr__(self, name: str) -> Any:
         """Families ask their blocks for attributes such as attention_type."""
@@ -81,21 +85,21 @@ class Block(nn.Module):
         self._enter()
         args, kwargs = _on(self.device, args), _on(self.device, kwargs)
         hidden_BTD = hidden_BTD.to(self.device)
-        seed = self.plan.moment.dropout_seed(self.layer) if self._drops() else None
-        ran = False
+        seeds, ran = self._dropout_seeds(), False
 
         def run(hidden: Tensor) -> Tensor:
             nonlocal ran
             again, ran = ran, True
-            if seed is not None:
-                torch.manual_seed(seed)
+            # Once more in a recompute, when others have come and gone.
+            for adapter, seed in seeds:
+                adapter.dropout_seed = seed
             with self._marked(again):
                 output = self.inner(hidden, *args, **kwargs)
             assert isinstance(output, Tensor)
             return output
 
-        if self.plan.recompute and torch.is_grad_enabled():
-            output = checkpoint(run, hidden_BTD, use_reentrant=False, preserve_rng_state=False)
+        if self.plan.rebuilds is not None and torch.is_grad_enabled():
+            output = self.plan.rebuilds.run(run, hidden_BTD, self._enter)
         else:
             output = run(hidden_BTD)
         assert isinstance(output, Tensor)
@@ -103,8 +107,15 @@ class Block(nn.Module):
             output.register_hook(self._before_backward)  # type: ignore[no-untyped-call]
         return output
 
-    def _drops(self) -> bool:
-        return self.plan.dropout and self.training
+    def _dropout_seeds(self) -> list[tuple[LoraLinear, int]]:
+        if not self.training:
+            return []
+        moment, layer = self.plan.moment, self.layer
+        return [
+            (adapter, moment.dropout_seed(layer, name))
+            for name, adapter in self.adapters.items()
+            if adapter.shape.dropout > 0
+        ]
 
     def _marked(self, again: bool) -> AbstractContextManager[None]:
         """The second run of a block's forward is the recompute of its backward."""
@@ -154,11 +165,13 @@ class StageModule(nn.Module):
         moment: Moment,
         settings: TrainSettings,
         bottleneck: Bottleneck | None = None,
+        rebuilds: Rebuilds | None = None,
     ) -> None:
         super().__init__()
         self.bottleneck = bottleneck
         self.hidden = stage.facts.hidden
         self.body = stage.body
+        self.rebuilds = rebuilds
         self.is_first, self.is_last = stage.span.is_first, stage.span.is_last
         self.moment = moment
         self.dtype = DTYPES[settings.dtype]
@@ -167,6 +180,8 @@ class StageModule(nn.Module):
 
     def forward(self, given: Tensor) -> Tensor:
         self.moment.micro_batch += 1
+        if self.rebuilds is not None and torch.is_grad_enabled():
+            self.rebuilds.begin_micro_batch()
         name = "input_ids" if self.is_first else "inputs_embeds"
         if self.bottleneck is not None:
             given = self.bottleneck.rebuild(given)

@@ -11,8 +11,10 @@ from typing import Any
 import torch
 from torch import nn
 
+from stage_runtime.agreement import refuse_without_gradient
 from stage_runtime.batches import Batch
 from stage_runtime.loss import StageLoss
+from stage_runtime.loss_scale import LossScale
 from stage_runtime.marks import COMPUTED, OPTIMIZER, WAIT
 from stage_runtime.optim import (
     clip_share,
@@ -50,6 +52,9 @@ class RunningStage:
     """Stages whose last saved copy was still on its way when this step ended."""
     tied: TiedTable | None = None
     """When the first and the last stage train one table."""
+    scale: LossScale = field(default_factory=LossScale)
+    is_checked: bool = False
+    """Whether every trained tensor was seen to have a gradient."""
 
 
 @dataclass(frozen=True)
@@ -99,8 +104,11 @@ def run_step(stage: RunningStage, step: int, batch: Batch | None) -> StepOutcome
         run_batch(stage, batch)
         if stage.tied is not None:
             stage.tied.gather()
+    if not stage.is_checked:
+        refuse_without_gradient(stage.group, stage.trained)
+        stage.is_checked = True
     with marks.of(OPTIMIZER):
-        own = squared_norm(stage.trained)
+        own = squared_norm(stage.trained) / stage.scale.value**2
     verdict = _exchange(stage, own)
     _stop_on_bad_loss(stage, step, verdict)
     skipped = verdict.bad_gradients or verdict.tokens == 0
@@ -110,6 +118,7 @@ def run_step(stage: RunningStage, step: int, batch: Batch | None) -> StepOutcome
         if not skipped:
             _update(stage, rate, math.sqrt(own), norm)
         stage.optimizer.zero_grad(set_to_none=True)
+    stage.scale.took(overflowed=verdict.bad_gradients)
     stage.last_loss = verdict.loss_sum / max(1, verdict.tokens)
     spent = marks.lap()
     return StepOutcome(
@@ -131,6 +140,7 @@ def run_batch(stage: RunningStage, batch: Batch | None) -> None:
     """Forward and backward of all micro-batches; gradients are left on the weights."""
     if stage.loss is not None and batch is not None:
         stage.loss.begin(batch.num_targets)
+        stage.loss.scale = stage.scale.value
     stage.schedule.step(*_inputs(stage, batch), **_targets(stage, batch), return_outputs=False)
 
 
@@ -185,7 +195,8 @@ def _stop_on_bad_loss(stage: RunningStage, step: int, verdict: _Verdict) -> None
 def _update(stage: RunningStage, rate: float, own_norm: float, pipeline_norm: float) -> None:
     settings = stage.order.settings
     norm = pipeline_norm if settings.clip == "pipeline" else own_norm
-    scale_gradients(stage.trained.values(), clip_share(norm, settings.max_grad_norm))
+    share = clip_share(norm, settings.max_grad_norm) / stage.scale.value
+    scale_gradients(stage.trained.values(), share)
     set_rate(stage.optimizer, rate)
     stage.optimizer.step()
     if stage.tied is not None:

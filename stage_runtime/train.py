@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from stage_runtime.adapters import digest_of, make_trainable
+from stage_runtime.agreement import agree, fingerprint, refuse_nothing_to_train
 from stage_runtime.batches import Batch, Sequences, indices_of_step, open_sequences
 from stage_runtime.bottleneck import Bottleneck, make_bottleneck, named
 from stage_runtime.boundaries import Boundaries
@@ -25,10 +26,12 @@ from stage_runtime.costs import CardPlace, Device, Prices
 from stage_runtime.evaluate import evaluate, forward_batch, num_evaluated
 from stage_runtime.load import LoadedStage, load_stage
 from stage_runtime.loss import StageLoss
+from stage_runtime.loss_scale import LossScale
 from stage_runtime.marks import BACKWARD, DATA, FORWARD, LOSS, SNAPSHOT, marks_on
 from stage_runtime.optim import adamw
-from stage_runtime.process_group import TensorKind
+from stage_runtime.process_group import SwarmGroup, TensorKind
 from stage_runtime.progress import StepLog, tell_data, tell_share
+from stage_runtime.recompute import Rebuilds
 from stage_runtime.result import SavedFile, save_trained
 from stage_runtime.saved_state import read_constants, restore
 from stage_runtime.snapshot import SavePlace, Saver
@@ -99,6 +102,7 @@ def load(
         bottleneck = make_bottleneck(order, hidden, DTYPES[order.settings.dtype], devices)
         if bottleneck is not None:
             trained |= named(bottleneck, order)
+        refuse_nothing_to_train(order, trained)
     sequences = None
     if token_file is not None:
         vocab = checkpoint.facts.vocab
@@ -232,6 +236,7 @@ def train(
     """
     order, meter = run.order, run.meter
     with meter.counting():
+        agree(group, order, fingerprint(order, run.trained))
         stage = _assemble(run, group)
         boundaries = _boundaries(run, group, place)
         done = _go_on(stage, place)
@@ -285,19 +290,19 @@ def _go_on(stage: RunningStage, place: SavePlace | None) -> int:
 def _assemble(run: LoadedRun, group: StageGroup) -> RunningStage:
     order, settings = run.order, run.order.settings
     moment = Moment(settings.seed)
-    dropout = settings.lora.dropout if settings.lora is not None else 0.0
+    rebuilds = Rebuilds(settings.early_recompute) if settings.recompute else None
+    if rebuilds is not None and isinstance(group, SwarmGroup):
+        group.while_waiting = rebuilds.rebuild_one
     first = run.devices[0]
     marks = group.marks = marks_on(first)
-    plan = BlockPlan(
-        moment, group.check, run.meter.enter_card, settings.recompute, dropout > 0, marks
-    )
+    plan = BlockPlan(moment, group.check, run.meter.enter_card, rebuilds, marks)
     places = [
         (card, run.devices[card])
         for card, share in enumerate(order.cards)
         for _ in range(share.first_layer, share.last_layer + 1)
     ]
     wrap_blocks(run.stage, plan, places)
-    module = StageModule(run.stage, moment, settings, run.bottleneck)
+    module = StageModule(run.stage, moment, settings, run.bottleneck, rebuilds)
     loss = None
     if run.stage.head is not None:
         loss = StageLoss(run.stage.head, settings.loss_chunk_tokens)
@@ -311,6 +316,7 @@ def _assemble(run: LoadedRun, group: StageGroup) -> RunningStage:
         optimizer=adamw(run.trained, first),
         device=first,
         tied=tied_table(run.stage, order, torch_group(group)),
+        scale=LossScale.of(settings.dtype),
     )
 
 

@@ -24,13 +24,15 @@ from transformers.utils import logging as transformers_logging
 
 from stage_runtime.boundaries import crossed
 from stage_runtime.card_memory import cannot_fit
+from stage_runtime.causes import Paused, find_cause
 from stage_runtime.channel import Channel, ReportedLog
 from stage_runtime.checkpoint import Checkpoint
 from stage_runtime.download import fetch_stage
+from stage_runtime.frame_limit import largest_frame
 from stage_runtime.leader_files import LeaderAccess, fetch_token_file
 from stage_runtime.link_paths import PathTeller
 from stage_runtime.moving import Moving
-from stage_runtime.process_group import Paused, SwarmGroup, find_cause, make_group
+from stage_runtime.process_group import SwarmGroup, make_group
 from stage_runtime.result import SavedFile, upload
 from stage_runtime.snapshot import SavePlace, fetch_saved
 from stage_runtime.stage_group import LauncherGroup, StageGroup
@@ -225,10 +227,13 @@ class _Worker:
     def _connect(self, loaded: LoadedRun) -> StageGroup:
         if self.links is None:
             return LauncherGroup(self.order)
+        kinds = crossing_kinds(loaded)
         if self.order.num_stages > 1:
             links = self.control.wait_for_links(self.order.settings.link_timeout_s)
-            self.links.connect(links, urlsplit(self.start.leader_url).hostname or "")
-        return make_group(self.order, self.links, crossing_kinds(loaded))
+            host = urlsplit(self.start.leader_url).hostname or ""
+            limit = largest_frame(kinds, self.order.settings.compression.kind)
+            self.links.connect(links, host, limit)
+        return make_group(self.order, self.links, kinds)
 
     def _bring(self, saved: SavedFile) -> None:
         if self.leader.url:

@@ -27,6 +27,14 @@ class Holder(Told):
     held_bytes: Bytes
 
 
+class SpeedAt(Told):
+    """The speed of a card with a block of another size."""
+
+    layer_params: Annotated[int, Field(ge=1)]
+    """Parameters of the block."""
+    tflops: Annotated[float, Field(gt=0)]
+
+
 class Speed(Told):
     """One measured speed of a card: of the work of a stage, forward and back through the frozen
     matrices of a transformer block (stage_runtime.speed).
@@ -37,6 +45,20 @@ class Speed(Told):
     """10^12 floating point operations a second, measured, never from a datasheet."""
     measured_at: float
     """Unix time on the fellow's clock."""
+    cold_tflops: Annotated[float, Field(gt=0)] | None = None
+    """The same of the very first pass, which compiles and warms up. Null figures: not measured."""
+    matmul_tflops: Annotated[float, Field(gt=0)] | None = None
+    """One large product alone, median of several."""
+    attention_tflops: Annotated[float, Field(gt=0)] | None = None
+    """Attention alone, forward, median of several."""
+    memory_bytes_s: Annotated[float, Field(gt=0)] | None = None
+    """Read and written together while a large tensor is copied, median of several."""
+    block_s: Annotated[float, Field(ge=0)] | None = None
+    """Seconds that a block takes forward and back whatever it computes; null when not measured."""
+    sizes: Annotated[list[SpeedAt], Field(max_length=8)] = []
+    """The same with blocks of several sizes and without those seconds: the planner takes the
+    figure at the model's own size. Empty: `tflops` holds for all.
+    """
 
 
 class CardReport(Told):
@@ -117,6 +139,15 @@ class StageStatus(Told):
     links: Annotated[list[LinkStatus], Field(max_length=2)] = []
 
 
+class ProbeEnd(Told):
+    """This fellow's end of a link that is measured: how the other end recognises and reaches it."""
+
+    name: Annotated[str, Field(max_length=100)]
+    """Of the test."""
+    public_key: Annotated[str, Field(min_length=40, max_length=40)]
+    endpoints: Annotated[list[Text200], Field(max_length=8)]
+
+
 class Heartbeat(Told):
     """Every 5 s, fellow -> leader. Never stored durably."""
 
@@ -126,6 +157,7 @@ class Heartbeat(Told):
     cards: Annotated[list[CardReport], Field(max_length=64)]
     stages: Annotated[list[StageStatus], Field(max_length=16)] = []
     measuring: bool = False
+    probes: Annotated[list[ProbeEnd], Field(max_length=16)] = []
     sent_bytes: Bytes = 0
     """To the leader since the daemon started."""
     received_bytes: Bytes = 0

@@ -29,11 +29,19 @@ from transport.keys import KeyPair, new_key_pair
 from transport.link import Link, LinkName
 from transport.orders import Links, Neighbour, RelayRoute
 from transport.reach import Reach, Reached, Ways
-from transport.zap import ZapHandler, answer_socket, bind_socket, dial_socket, through
+from transport.zap import (
+    CURVE_BYTES,
+    ZapHandler,
+    answer_socket,
+    bind_socket,
+    dial_socket,
+    through,
+)
 from transport.zmq_wire import ZmqWire
 
 MAX_FRAME_BYTES: Final = HEADER_BYTES + 1_000_000_000
 MAX_ENDPOINTS: Final = 8
+BIND_AGAIN_S: Final = 2.0
 RELAYED_GRACE_S: Final = 60.0
 """How long a link that may go through a relay may be down: the relay, or its leader, restarts."""
 OnPath = Callable[[Link, Reached], None]
@@ -140,23 +148,40 @@ class PipelineLinks:
                     break
         return endpoints
 
-    def connect(self, links: Links, relay_host: str = "") -> None:
+    def connect(
+        self, links: Links, relay_host: str = "", max_frame_bytes: int | None = None
+    ) -> None:
         """Let the previous stage in and dial the next one. Returns at once.
 
         Args:
             relay_host: where a relay is whose route names no host: the leader's.
+            max_frame_bytes: the largest frame that the plan lets cross, now that it is known.
 
         Raises:
-            SwarmError: invalid-input when the neighbours are not this stage's.
+            SwarmError: invalid-input when the neighbours are not this stage's; unavailable when
+                another program has taken this stage's port meanwhile.
         """
         assert not self._is_connected, "an attempt's links are connected once"
         self._check(links.previous, self.name.stage - 1, self.name.stage > 0)
         self._check(links.next, self.name.stage + 1, self.name.stage < self.num_stages - 1)
         self._is_connected = True
+        if max_frame_bytes is not None:
+            self._options = replace(self._options, max_frame_bytes=max_frame_bytes)
+            self._bind_again(max_frame_bytes)
         if links.next is not None:
             self.next = self._dialling(links.next, relay_host)
         if links.previous is not None:
             self.previous = self._answering(links.previous, relay_host)
+
+    def _bind_again(self, max_frame_bytes: int) -> None:
+        """ZeroMQ holds a bound socket to the limits that it was bound with."""
+        if self._bound is None:
+            return
+        self._bound.maxmsgsize = max_frame_bytes + CURVE_BYTES
+        for told in self.endpoint.endpoints:
+            endpoint = told.removeprefix(MESH_MARK)
+            self._bound.unbind(endpoint)
+            _bind_soon(self._bound, endpoint)
 
     def _dialling(self, neighbour: Neighbour, relay_host: str) -> Link:
         limit = self._options.max_frame_bytes
@@ -239,6 +264,23 @@ def _relayed(
         return wire
 
     return open_wire
+
+
+def _bind_soon(socket: zmq.Socket[Any], endpoint: str) -> None:
+    """Bind what was unbound just now: ZeroMQ lets go of it in a thread of its own."""
+    deadline = time.monotonic() + BIND_AGAIN_S
+    while True:
+        try:
+            socket.bind(endpoint)
+            return
+        except zmq.ZMQError as error:
+            if time.monotonic() > deadline:
+                raise SwarmError(
+                    "unavailable",
+                    f"cannot listen on {endpoint} again: {error}",
+                    hint="start the job again",
+                ) from error
+            time.sleep(0.005)
 
 
 def _port_of(socket: zmq.Socket[Any]) -> int:

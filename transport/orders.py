@@ -75,6 +75,10 @@ class TrainSettings(Model):
     """0 = no clip."""
     clip: Literal["pipeline", "stage"]
     recompute: bool
+    early_recompute: Count = 0
+    """Blocks of a stage that may be computed again while it waits for their gradient: the memory
+    for so many is in the plan. Only with recompute.
+    """
     seed: Count
     link_timeout_s: Annotated[float, Field(gt=0)]
     eval_every_steps: Count
@@ -232,10 +236,27 @@ class StageAssignment(Model):
     pause_reason: str = ""
 
 
+class LinkTest(Model):
+    """Measure the link to another fellow; both ends are told of it."""
+
+    name: Annotated[str, Field(max_length=100)]
+    """The same at both ends."""
+    peer: FellowId
+    dials: bool
+    """Whether this end dials the other, and reports the figures."""
+    neighbour: Neighbour | None
+    """The other end; None until both have told how they are reached."""
+
+
 class MeasureOrder(Model):
-    """Measure the cards' speed; carried out once per token."""
+    """Measure speeds; carried out once per token. The neighbours of its links may come later."""
 
     token: str
+    cards: bool = True
+    leader: bool = False
+    """Also the way to the leader."""
+    links: list[LinkTest] = []
+    """Also these links, one after the other, before the cards."""
 
 
 class ExportOrder(Model):

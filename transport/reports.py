@@ -206,6 +206,21 @@ class Measured(Told):
     error: Text500 = ""
 
 
+class LinkMeasured(Told):
+    """The figures of one link that a MeasureOrder asked for, from the end that dials."""
+
+    kind: Literal["link-measured"] = "link-measured"
+    token: Annotated[str, Field(max_length=64)]
+    at: float
+    peer: Annotated[str, Field(pattern=r"^(leader|f-[a-z2-9]{8})$")]
+    path: PathKind
+    latency_s: Annotated[float, Field(ge=0)] | None
+    """One way: half of the median round trip. Null figures: not measured, error says why."""
+    up_bytes_s: Annotated[float, Field(gt=0)] | None
+    down_bytes_s: Annotated[float, Field(gt=0)] | None
+    error: Text500 = ""
+
+
 StageReport = Annotated[
     StageBound
     | LinkPath
@@ -231,7 +246,8 @@ Report = Annotated[
     | StageFailed
     | LogLine
     | ExportFailed
-    | Measured,
+    | Measured
+    | LinkMeasured,
     Field(discriminator="kind"),
 ]
 

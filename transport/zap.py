@@ -25,8 +25,6 @@ _START_TIMEOUT_S: Final = 5.0
 CURVE_BYTES: Final = 33
 """What CURVE adds to a message: libzmq's limit counts it (measured with libzmq 4.3.5)."""
 MAX_COUNTED_KEYS: Final = 1024
-UNREAD_FRAMES: Final = 64
-"""Frames that may wait unread: a window, those of a second path, and what confirms them."""
 HANDSHAKE_MS: Final = 5_000
 HEARTBEAT_MS: Final = 500
 HEARTBEAT_TIMEOUT_MS: Final = 2_500
@@ -208,9 +206,9 @@ def _dealer(handler: ZapHandler, keys: KeyPair, max_frame_bytes: int) -> zmq.Soc
     socket.linger = 0
     socket.ipv6 = True
     # A finite mark would silently drop frames of a connected slow peer; the link's window bounds.
-    socket.sndhwm = 0
-    # More than an honest neighbour ever has under way; past it TCP makes a dishonest one wait.
-    socket.rcvhwm = UNREAD_FRAMES
+    # A finite mark for receiving can end the process: libzmq 4.3.5 aborts ("!_io_error") when a
+    # peer goes whose frames wait at the mark. So a link drops who sends past its window.
+    socket.sndhwm = socket.rcvhwm = 0
     socket.handshake_ivl = HANDSHAKE_MS
     socket.heartbeat_ivl = HEARTBEAT_MS
     socket.heartbeat_timeout = socket.heartbeat_ttl = HEARTBEAT_TIMEOUT_MS

@@ -16,9 +16,10 @@ import psutil
 from agents.cli.session import DONE, FAILED, Session, current, shared_options
 from agents.fellow import identity, nvidia
 from agents.fellow.inventory import default_cache_folder, swarm_version, version_of
+from agents.fellow.mesh import meshes
 from transport.api.pools import CLUSTER_STATUS, ClusterStatus
 from transport.errors import SwarmError
-from transport.units import GB, human_bytes
+from transport.units import GB, human_bytes, human_seconds
 
 _ROOMS = ("transport", "stage_runtime", "control", "mcp_server", "agents")
 
@@ -100,6 +101,19 @@ def _disk(_: Session) -> Iterator[Finding]:
         yield Finding("ok", words)
 
 
+def _mesh(_: Session) -> Iterator[Finding]:
+    for mesh in meshes(time.time()):
+        age = mesh.handshake_age_s
+        last = "no handshake yet" if age is None else f"last handshake {human_seconds(age)} ago"
+        words = f"{mesh.name}: {mesh.peers} other machines, {last}"
+        if mesh.is_up:
+            yield Finding("ok", words)
+        else:
+            yield Finding(
+                "warn", f"{words}; it is not connected", "start it, if stages shall use it"
+            )
+
+
 def _identity(_: Session) -> Iterator[Finding]:
     folder = identity.default_state_folder()
     try:
@@ -133,6 +147,7 @@ _LOOKS: tuple[Callable[[Session], Iterator[Finding]], ...] = (
     _packages,
     _cards,
     _disk,
+    _mesh,
     _identity,
     _leader,
 )

@@ -1,6 +1,10 @@
-"""How two stages reach each other, in one line for people."""
+"""Links, traffic and measured speeds, in one line each for people."""
+
+from collections.abc import Iterator
+from datetime import datetime
 
 from agents.log_lines import clean
+from transport.api.fellows import MeasuredLink, ShownCard, Traffic
 from transport.api.jobs import ShownBoundary
 from transport.cards import PathKind
 from transport.units import human_bytes
@@ -23,3 +27,43 @@ def boundary_text(one: ShownBoundary) -> str:
     again = f", {one.resent_frames} frames sent again" if one.resent_frames else ""
     why = f"; {clean(one.untrusted_why, 300)}" if one.untrusted_why else ""
     return f"stage {one.stage} to {one.stage + 1} {way}: {crossed}{again}{why}"
+
+
+def traffic_text(traffic: Traffic | None) -> str:
+    """What a fellow sends and receives a second, with its leader and in the pipeline apart."""
+    if traffic is None:
+        return "–"
+    leader = traffic.leader_sent_bytes_s, traffic.leader_received_bytes_s
+    pipeline = traffic.pipeline_sent_bytes_s, traffic.pipeline_received_bytes_s
+    return "; ".join(
+        f"{name} {human_bytes(round(out))}/s out, {human_bytes(round(into))}/s in"
+        for name, (out, into) in (("leader", leader), ("pipeline", pipeline))
+    )
+
+
+def measured_text(link: MeasuredLink) -> str:
+    """One direction of a measured link, with its date."""
+    day = _day(link.measured_at)
+    speed = f"{link.bytes_s * 8 / 1e6:.3g} Mbit/s, {link.latency_s * 1000:.3g} ms one way"
+    way = "" if "leader" in (link.taker, link.sender) else f", {_WAYS[link.path]}"
+    return f"{link.sender} to {link.taker}: {speed}{way} (measured {day})"
+
+
+def speed_lines(card: ShownCard) -> Iterator[str]:
+    """What was measured of a card beside the work of a stage, a line for each number format."""
+    for speed in card.speeds:
+        parts = {
+            "cold": speed.cold_tflops,
+            "product": speed.matmul_tflops,
+            "attention": speed.attention_tflops,
+        }
+        told = [f"{name} {value:.3g} TFLOPS" for name, value in parts.items() if value is not None]
+        if speed.memory_bytes_s is not None:
+            told.append(f"memory {human_bytes(round(speed.memory_bytes_s))}/s")
+        if told:
+            words = ", ".join(told)
+            yield f"card {card.index} {speed.number_format}: {words} ({_day(speed.measured_at)})"
+
+
+def _day(at: float) -> str:
+    return datetime.fromtimestamp(at).astimezone().strftime("%Y-%m-%d %H:%M")

@@ -13,12 +13,18 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from agents.cli.link_words import boundary_text
+from agents.cli.link_words import boundary_text, measured_text, speed_lines, traffic_text
 from agents.cli.render_data import data_lines, preview_text
 from agents.cli.step_time import step_time_text
 from agents.cli.tables import DASH, table
 from agents.log_lines import clean
-from transport.api.buckets import BucketPreview, BucketsListed, ModelExported, ModelsListed
+from transport.api.buckets import (
+    BucketPreview,
+    BucketsListed,
+    ModelExported,
+    ModelRow,
+    ModelsListed,
+)
 from transport.api.fellows import FellowsListed, FellowView
 from transport.api.jobs import Evaluation, JobsListed, JobsLogged, JobsRecorded, JobView
 from transport.api.operation import Answer
@@ -305,7 +311,10 @@ def _fellow(answer: FellowView) -> RenderableType:
         _line("System", f"{clean(answer.system or DASH, 100)}, {answer.cores or DASH} cores"),
         _line("Memory", f"{memory}; disk {human_bytes(answer.disk_free_bytes)} free"),
         _line("Packages", ", ".join(f"{k} {v}" for k, v in answer.versions.items()) or DASH),
+        _line("Traffic", traffic_text(answer.traffic)),
         table(headings, rows),
+        *(_line("Speed", line) for card in answer.cards for line in speed_lines(card)),
+        *(_line("Link", measured_text(link)) for link in answer.links),
         *stages,
     )
 
@@ -341,12 +350,19 @@ def _buckets(answer: BucketsListed) -> RenderableType:
     return table(headings, rows) if rows else Text(answer.summary)
 
 
+def _base(model: ModelRow) -> str | None:
+    """An adapter's base at its exact revision."""
+    if model.base_model_id is None or model.base_revision is None:
+        return model.base_model_id
+    return f"{model.base_model_id.partition('@')[0]}@{model.base_revision[:12]}"
+
+
 def _models(answer: ModelsListed) -> RenderableType:
     rows = [
         (
             m.model_id,
             m.kind,
-            m.family or m.base_model_id or DASH,
+            m.family or _base(m) or DASH,
             m.layers or DASH,
             human_count(m.parameters),
             human_bytes(m.size_bytes),

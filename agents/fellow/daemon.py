@@ -13,6 +13,7 @@ from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 from agents.fellow.attempts import Attempts
 from agents.fellow.exporter import EXPORT, Exporter, ExportSetting
@@ -22,11 +23,14 @@ from agents.fellow.interfaces import more_addresses
 from agents.fellow.inventory import Inventory, Places, address_towards, read_offers
 from agents.fellow.launcher import Launcher, PlainLauncher
 from agents.fellow.leader_link import LeaderLink
+from agents.fellow.link_tests import LinkTests, Place, measure_leader
 from agents.fellow.outbox import Backoff, Outbox
 from agents.fellow.probe import PROBE, measure, prove
 from agents.fellow.spool import Spool
 from agents.fellow.supervisor import Supervisor, WorkerSetting
+from agents.fellow.turn import measuring_turn
 from agents.fellow.worker import PATIENCE, Patience
+from transport.beats import shortened
 from transport.cards import PROTOCOL, CardReport, Heartbeat
 from transport.errors import SwarmError
 from transport.orders import DesiredState, MeasureOrder
@@ -35,6 +39,7 @@ from transport.pinning import split_pin
 # Workers get 5 s, unsent reports 2 s: the whole stays below the 10 s that a service gets to stop.
 _FLUSH_S = 2.0
 _WARM_S = 60.0
+_TURN_S = 90.0
 
 log = logging.getLogger("swarm.fellow")
 
@@ -66,6 +71,8 @@ class Seen:
     measured: set[str] = field(default_factory=set)
     """Tokens of measurements that were carried out."""
     is_measuring: bool = False
+    told: Heartbeat | None = None
+    """The last whole heartbeat that the leader has taken."""
 
 
 class Daemon:
@@ -107,6 +114,9 @@ class Daemon:
             ),
             self._outbox.put,
         )
+        relay_host = urlsplit(identity.leader).hostname or ""
+        more = () if setting.listen_address else more_addresses(address)
+        self._tests = LinkTests(Place(address, more, relay_host), self._beat_now.set)
         exporting = ExportSetting(
             leader_url=split_pin(identity.leader)[0],
             leader_token=identity.credential,
@@ -207,7 +217,7 @@ class Daemon:
             try:
                 asked_at = time.monotonic()
                 self._beat_now.clear()
-                self._take(await self._link.heartbeat(await self._beat()), asked_at)
+                self._take(await self._tell(await self._beat()), asked_at)
                 self._first_answer.set()
                 backoff.succeeded()
             except SwarmError as error:
@@ -220,6 +230,19 @@ class Daemon:
                     await self._beat_now.wait()
             except TimeoutError:
                 pass
+
+    async def _tell(self, beat: Heartbeat) -> DesiredState:
+        """Tell the leader how this machine is, in short where it knows the rest."""
+        short = shortened(beat, self._seen.told)
+        try:
+            if short is not None:
+                return await self._link.short_beat(short)
+        except SwarmError as error:
+            if error.code not in ("conflict", "not-found"):
+                raise
+        state = await self._link.heartbeat(beat)
+        self._seen.told = beat
+        return state
 
     async def _orders(self) -> None:
         """Held requests beside the heartbeat: a change of orders arrives at once."""
@@ -251,8 +274,10 @@ class Daemon:
         self._seen.revision, self._seen.heard_at = state.revision, time.monotonic()
         self._supervisor.want(state.stages)
         self._exporter.want(state.export)
-        if state.measure is not None and state.measure.token not in self._seen.measured:
-            self._begin_measuring(state.measure)
+        if state.measure is not None:
+            if state.measure.token not in self._seen.measured:
+                self._begin_measuring(state.measure)
+            self._tests.take(state.measure)
 
     async def _beat(self) -> Heartbeat:
         machine, cards = await asyncio.to_thread(self._look)
@@ -264,6 +289,7 @@ class Daemon:
             cards=cards,
             stages=supervisor.statuses()[:16],
             measuring=self._seen.is_measuring,
+            probes=list(self._tests.ends.values()),
             sent_bytes=self._link.sent_bytes,
             received_bytes=self._link.received_bytes,
             pipeline_sent_bytes=supervisor.sent_bytes,
@@ -283,14 +309,23 @@ class Daemon:
         self._seen.is_measuring = True
         self._beat_now.set()
         try:
+            if order.leader:
+                self._outbox.put(await measure_leader(self._link, order.token))
+            for test in order.links:
+                tested = await self._tests.run(test, order.token)
+                if test.dials:
+                    self._outbox.put(tested)
+            if not order.cards:
+                return
             # A process that still loads torch takes from the card what the figure would then lack.
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._warm.wait(), _WARM_S)
-            _, cards = await asyncio.to_thread(self._look)
-            for card in cards:
-                told = await measure(card, order.token, self._setting.probe)
-                self._inventory.speeds[card.index] = told.speeds
-                self._outbox.put(told)
+            async with measuring_turn(_TURN_S):
+                _, cards = await asyncio.to_thread(self._look)
+                for card in cards:
+                    told = await measure(card, order.token, self._setting.probe)
+                    self._inventory.speeds[card.index] = told.speeds
+                    self._outbox.put(told)
         finally:
             self._seen.is_measuring = False
             self._beat_now.set()

@@ -26,7 +26,7 @@ from transport.errors import SwarmError
 # What this version's stages can do; a planner offers a fellow only what it names.
 FEATURES = (
     "stage", "lora", "full", "recompute", "chunked-loss", "evaluate", "measure", "direct",
-    "fixed_int8", "fixed_int4", "rotation", "learned", "boundary", "resume",
+    "measure-links", "fixed_int8", "fixed_int4", "rotation", "learned", "boundary", "resume",
 )  # fmt: skip
 _DECIDING = ("torch", "transformers", "peft", "bitsandbytes")
 _CPU_FORMATS: list[NumberFormat] = ["float32", "bfloat16"]

@@ -17,6 +17,7 @@ from pydantic import BaseModel
 from agents.addresses import is_loopback
 from agents.answers import problem, unreachable
 from agents.fellow.spool import Line
+from transport.beats import ShortBeat
 from transport.cards import PROTOCOL, Heartbeat
 from transport.errors import SwarmError
 from transport.orders import DesiredState
@@ -63,6 +64,14 @@ class LeaderLink:
         """Say how this machine is; hear what it should do."""
         return await self._ask(DesiredState, "POST", "/heartbeat", beat.model_dump_json())
 
+    async def short_beat(self, beat: ShortBeat) -> DesiredState:
+        """The same, where the leader knows the rest.
+
+        Raises:
+            SwarmError: conflict when it does not; unreachable.
+        """
+        return await self._ask(DesiredState, "POST", "/beat", beat.model_dump_json())
+
     async def orders(self, since: int) -> DesiredState:
         """Wait up to 25 s for a desired state newer than `since`."""
         return await self._ask(DesiredState, "GET", f"/orders?since={since}", None)
@@ -77,7 +86,18 @@ class LeaderLink:
         )
         return await self._ask(ReportsTaken, "POST", "/reports", body)
 
+    async def receive(self, size: int) -> None:
+        """Have the leader send so many bytes: what a measurement asks for."""
+        await self._exchange("GET", f"/measure?bytes={size}", None)
+
+    async def give(self, size: int) -> None:
+        """Send the leader so many bytes."""
+        await self._exchange("POST", "/measure", "0" * size)
+
     async def _ask(self, answers: type[A], method: str, path: str, body: str | None) -> A:
+        return _read(answers, await self._exchange(method, path, body), self.url)
+
+    async def _exchange(self, method: str, path: str, body: str | None) -> bytes:
         client = self._client or await self._look()
         request = client.build_request(
             method,
@@ -96,7 +116,7 @@ class LeaderLink:
         self.received_bytes += _size(response.headers) + len(response.content)
         if response.status_code >= 400:
             raise problem(response.status_code, response.content)
-        return _read(answers, response.content, self.url)
+        return response.content
 
     async def _look(self) -> httpx2.AsyncClient:
         """See whether the leader holds the pinned key, and trust that alone from now on."""

@@ -16,7 +16,7 @@ from transport.reports import Report
 
 # Steps come several a second at best: waiting this long makes one request of many reports.
 _GATHER_S = 0.1
-_AT_ONCE = frozenset({"bound", "loaded", "saved", "done", "failed", "measured"})
+_AT_ONCE = frozenset({"bound", "loaded", "saved", "done", "failed", "measured", "link-measured"})
 
 log = logging.getLogger("swarm.fellow")
 

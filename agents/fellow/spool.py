@@ -22,7 +22,9 @@ from transport.units import MB
 
 _SEGMENT_BYTES = 4 * MB
 # Without these a job would wait for ever, or forget why it failed.
-_DECISIVE = frozenset({"bound", "loaded", "saved", "done", "failed", "evaluated", "measured"})
+_DECISIVE = frozenset(
+    {"bound", "loaded", "saved", "done", "failed", "evaluated", "measured", "link-measured"}
+)
 
 log = logging.getLogger("swarm.fellow")
 

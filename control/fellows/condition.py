@@ -7,8 +7,8 @@ from collections.abc import Iterable
 from typing import Literal
 
 from control.fellows.registry import Member
-from transport.api.fellows import FellowRow, FellowStatus, FellowView, ShownCard
-from transport.cards import PROTOCOL, CardReport
+from transport.api.fellows import FellowRow, FellowStatus, FellowView, ShownCard, Traffic
+from transport.cards import PROTOCOL, CardReport, Heartbeat
 from transport.ids import card_id
 from transport.units import human_bytes
 
@@ -41,12 +41,23 @@ def health_of(member: Member, silent_s: float, heartbeat_s: float) -> tuple[Grad
     if beat is not None and beat.protocol < PROTOCOL:
         causes.append(f"update wanted: it speaks protocol {beat.protocol}, the leader {PROTOCOL}")
     if beat is not None:
+        causes += _relay_causes(beat)
         causes += _disk_causes(beat.machine.disk_free_bytes, beat.machine.disk_total_bytes)
         causes += [
             f"card {c.index} failed its self-test" for c in beat.cards if not c.number_formats
         ]
     failed = any("self-test" in cause for cause in causes)
     return ("A" if not causes else "C" if failed or len(causes) > 1 else "B"), causes
+
+
+def _relay_causes(beat: Heartbeat) -> list[str]:
+    relayed = sorted(
+        f"its link from stage {stage.stage} to stage {link.neighbour} goes through the relay"
+        for stage in beat.stages
+        for link in stage.links
+        if link.path == "relay"
+    )
+    return relayed[:1]
 
 
 def _disk_causes(free: int | None, total: int | None) -> list[str]:
@@ -105,6 +116,7 @@ def view_of(member: Member, row: FellowRow, summary: str) -> FellowView:
         stages=list(beat.stages) if beat else [],
         leader_sent_bytes=beat.sent_bytes if beat else None,
         pipeline_sent_bytes=beat.pipeline_sent_bytes if beat else None,
+        traffic=Traffic(**vars(member.rates)) if member.rates else None,
     )
 
 

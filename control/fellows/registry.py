@@ -13,11 +13,23 @@ from dataclasses import dataclass, field
 from control.clock import Clock, wait_for_event
 from control.fellows.clean_text import clean_model
 from control.fellows.link_board import LinkBoard
+from control.fellows.link_tests import (
+    FEATURE,
+    MOST_PEERS,
+    Prober,
+    introduced,
+    name_of,
+    order_of,
+    order_of_peer,
+)
 from control.fellows.secret_text import sha256_text
 from control.store.fellows import StoredFellow
+from control.store.link_figures import LinkFigure
+from transport.beats import ShortBeat, lengthened
 from transport.cards import PROTOCOL, CardReport, Heartbeat, Speed
 from transport.errors import SwarmError, not_found
 from transport.orders import DesiredState, ExportOrder, MeasureOrder, StageAssignment
+from transport.reports import LinkMeasured
 
 log = logging.getLogger(__name__)
 
@@ -38,10 +50,22 @@ class Timing:
 
 @dataclass(frozen=True)
 class Rates:
-    """Bytes a second over the last heartbeat interval, leader and pipeline together."""
+    """Bytes a second over the last heartbeat interval, as the fellow counts them."""
 
-    sent_bytes_s: float
-    received_bytes_s: float
+    leader_sent_bytes_s: float
+    leader_received_bytes_s: float
+    pipeline_sent_bytes_s: float
+    pipeline_received_bytes_s: float
+
+    @property
+    def sent_bytes_s(self) -> float:
+        """To leader and neighbours together."""
+        return self.leader_sent_bytes_s + self.pipeline_sent_bytes_s
+
+    @property
+    def received_bytes_s(self) -> float:
+        """From leader and neighbours together."""
+        return self.leader_received_bytes_s + self.pipeline_received_bytes_s
 
 
 @dataclass
@@ -62,6 +86,8 @@ class Member:
     export: ExportOrder | None = None
     measure_since: float = 0.0
     measured_cards: set[int] = field(default_factory=set)
+    tested: set[str] = field(default_factory=set)
+    """Peers whose link has been measured for the order."""
     committed: int = 0
     step: int | None = None
     loss: float | None = None
@@ -124,6 +150,8 @@ class Registry:
         self._members: dict[str, Member] = {}
         self._by_credential: dict[str, str] = {}
         self._last_sweep = clock.monotonic()
+        self.link_figures: dict[tuple[str, str], LinkFigure] = {}
+        """(sender, taker) -> as measured last."""
         self.links = LinkBoard()
         """How stages reach each other now."""
         self.suspects_itself = False
@@ -193,12 +221,41 @@ class Registry:
         member.beat, member.heard_at, member.online = clean_model(told), now, True
         member.seen_at = self._clock.now()
         self.links.note(member.beat)
+        self._introduce(member)
         if not was_online:
             self._publish("fellows", member.pool, "online")
         if before is None or not was_online or _matters(before, told):
             self.heard.set()
         self._publish("fellows", member.pool, "beat")
         return self.desired(fellow_id)
+
+    def _introduce(self, member: Member) -> None:
+        """Tell the two ends of a link test of each other, once both have said where they are."""
+        for test in member.measure.links if member.measure is not None else []:
+            other = self._members.get(test.peer)
+            if other is None:
+                continue
+            ends = [Prober(one.fellow_id, one.measure, one.beat) for one in (member, other)]
+            orders = introduced(*ends)
+            if orders is not None:
+                member.measure, other.measure = orders
+                self._bump(member)
+                self._bump(other)
+
+    def short_beat(self, fellow_id: str, told: ShortBeat) -> DesiredState:
+        """Take a heartbeat that leaves out what was told before.
+
+        Raises:
+            SwarmError: conflict when that is not known here; whatever `beat` raises.
+        """
+        whole = lengthened(told, self.get(fellow_id).beat)
+        if whole is None:
+            raise SwarmError(
+                "conflict",
+                "this leader does not know what this machine has told before",
+                hint="send a whole heartbeat",
+            )
+        return self.beat(fellow_id, whole)
 
     def desired(self, fellow_id: str) -> DesiredState:
         """All that a fellow should be doing."""
@@ -251,8 +308,25 @@ class Registry:
             raise SwarmError(
                 "conflict", f"{fellow_id} is measuring already", hint="read fellows_get in a moment"
             )
-        member.measure = MeasureOrder(token=token)
+        peers = self._peers(member)
+        # A fellow of an older version measures its cards only.
+        names = [peer.fellow_id for peer in peers]
+        self._measure(member, order_of(token, names, links=_tests_links(member)))
+        for peer in peers:
+            self._measure(peer, order_of_peer(token, fellow_id, peer.fellow_id))
+
+    def _peers(self, member: Member) -> list[Member]:
+        """The idle fellows of its pool that can measure a link with it."""
+        if not _tests_links(member):
+            return []
+        others = (one for one in self.of_pool(member.pool) if one is not member)
+        idle = [one for one in others if one.online and not (one.is_training or one.is_measuring)]
+        return [one for one in idle if _tests_links(one)][:MOST_PEERS]
+
+    def _measure(self, member: Member, order: MeasureOrder) -> None:
+        member.measure = order
         member.measure_since, member.measured_cards = self._clock.monotonic(), set()
+        member.tested = set()
         self._bump(member)
 
     def order_export(self, fellow_id: str, order: ExportOrder | None) -> None:
@@ -276,8 +350,36 @@ class Registry:
         if member is None or member.measure is None or member.measure.token != token:
             return
         member.measured_cards.add(card_index)
-        if {card.index for card in member.cards()} <= member.measured_cards:
+        self._end_measure(member)
+
+    def note_tested(self, fellow_id: str, told: LinkMeasured) -> None:
+        """A link has been measured, or could not be; after the last one the order ends."""
+        member = self._members.get(fellow_id)
+        if member is None or member.measure is None or member.measure.token != told.token:
+            return
+        member.tested.add(told.peer)
+        peer = self._members.get(told.peer)
+        answered = name_of(told.token, told.peer)
+        if peer is not None and peer.measure is not None and peer.measure.token == answered:
+            self._drop_measure(peer)
+        self._end_measure(member)
+
+    def _end_measure(self, member: Member) -> None:
+        assert member.measure is not None
+        awaited = {test.peer for test in member.measure.links}
+        awaited |= {"leader"} if member.measure.leader else set()
+        cards = {card.index for card in member.cards()}
+        if cards <= member.measured_cards and awaited <= member.tested:
             self._drop_measure(member)
+
+    def take_link_figures(self, figures: Iterable[LinkFigure]) -> None:
+        """Know measured links."""
+        for figure in figures:
+            self.link_figures[figure.sender, figure.taker] = figure
+
+    def links_of(self, fellow_id: str) -> list[LinkFigure]:
+        """What is known of the links that begin or end at a fellow."""
+        return [one for ends, one in self.link_figures.items() if fellow_id in ends]
 
     def _drop_measure(self, member: Member) -> None:
         if member.measure is not None:
@@ -351,13 +453,19 @@ class Registry:
 
 def _rates(before: Heartbeat, now: Heartbeat, seconds: float) -> Rates | None:
     """None when a counter went back: the daemon was restarted in between."""
-    sent = now.sent_bytes + now.pipeline_sent_bytes
-    sent -= before.sent_bytes + before.pipeline_sent_bytes
-    received = now.received_bytes + now.pipeline_received_bytes
-    received -= before.received_bytes + before.pipeline_received_bytes
-    if seconds <= 0 or sent < 0 or received < 0:
+    grown = [
+        now.sent_bytes - before.sent_bytes,
+        now.received_bytes - before.received_bytes,
+        now.pipeline_sent_bytes - before.pipeline_sent_bytes,
+        now.pipeline_received_bytes - before.pipeline_received_bytes,
+    ]
+    if seconds <= 0 or min(grown) < 0:
         return None
-    return Rates(sent / seconds, received / seconds)
+    return Rates(*(count / seconds for count in grown))
+
+
+def _tests_links(member: Member) -> bool:
+    return member.beat is not None and FEATURE in member.beat.machine.features
 
 
 def _matters(before: Heartbeat, now: Heartbeat) -> bool:

@@ -14,9 +14,10 @@ from control.job_states import ACTIVE, may_move
 from control.jobs.losing import Loss, lose
 from control.records.job_files import JobFiles, Line
 from control.records.smoothing import REACH, extend
-from control.store import fellows, jobs, records, stages
+from control.store import fellows, jobs, link_figures, records, stages
 from control.store.database import Tx
 from control.store.jobs import Job
+from control.store.link_figures import LinkFigure
 from control.store.records import Span
 from control.store.stages import Peak, Stage
 from transport.reports import (
@@ -24,6 +25,7 @@ from transport.reports import (
     Evaluated,
     ExportFailed,
     FromStage,
+    LinkMeasured,
     LogLine,
     Measured,
     MemoryMeasured,
@@ -52,6 +54,8 @@ class Taken:
     logged: dict[str, str] = field(default_factory=dict)
     """job_id -> pool, of jobs with new log lines."""
     measured: list[Measured] = field(default_factory=list)
+    link_figures: list[LinkFigure] = field(default_factory=list)
+    tested: list[LinkMeasured] = field(default_factory=list)
     lines: dict[str, list[Line]] = field(default_factory=dict)
 
 
@@ -94,7 +98,7 @@ class _Intake:
         self.sequence = sequence
         self.now = now
 
-    def take(self, report: FromStage | Measured | ExportFailed) -> bool:
+    def take(self, report: FromStage | Measured | LinkMeasured | ExportFailed) -> bool:
         """Apply it. False when it is refused for good."""
         if isinstance(report, ExportFailed):
             return True  # control.jobs.exports has taken it
@@ -102,15 +106,17 @@ class _Intake:
             fellows.put_speeds(self.tx, self.fellow_id, report.card_index, report.speeds)
             self.taken.measured.append(report)
             return True
+        if isinstance(report, LinkMeasured):
+            self._tested(report)
+            return True
         job = jobs.find(self.tx, report.job_id)
         if job is None:
             return False
         stage = stages.find(self.tx, report.job_id, report.attempt, report.stage)
-        is_ours = stage is not None and stage.fellow_id == self.fellow_id
-        if is_ours and isinstance(report, StepDone) and _is_kept_past(job, report):
-            records.put_step(self.tx, report)
-            return True
-        if report.attempt != job.attempt or stage is None or not is_ours:
+        is_own = stage is not None and stage.fellow_id == self.fellow_id
+        if stage is not None and is_own and _is_history(job, report):
+            return self._late(job, stage, report)
+        if report.attempt != job.attempt or stage is None or not is_own:
             jobs.count(self.tx, job, refused_reports=1)
             return False
         apply: dict[type[Any], Callable[[Job, Stage, Any], None]] = {
@@ -129,6 +135,31 @@ class _Intake:
             return False
         apply[type(report)](job, stage, report)
         return True
+
+    def _late(self, job: Job, stage: Stage, told: FromStage) -> bool:
+        """What an earlier attempt did before the step from which the job went on is part of the
+        run: it fills in its place, and moves nothing.
+        """
+        if isinstance(told, StepDone) and records.put_step(self.tx, told):
+            self.taken.progress.append((job.pool, job.job_id, told))
+            if stage.work.is_last:
+                jobs.update(self.tx, job.job_id, **self._mean_anew(job, told))
+        if isinstance(told, Evaluated):
+            self._evaluated(job, stage, told)
+        return True
+
+    def _tested(self, told: LinkMeasured) -> None:
+        found = [
+            LinkFigure(sender, taker, speed, told.latency_s, told.path, self.now)
+            for sender, taker, speed in (
+                (self.fellow_id, told.peer, told.up_bytes_s),
+                (told.peer, self.fellow_id, told.down_bytes_s),
+            )
+            if speed is not None and told.latency_s is not None
+        ]
+        link_figures.put(self.tx, found)
+        self.taken.link_figures += found
+        self.taken.tested.append(told)
 
     def _bound(self, job: Job, stage: Stage, told: StageBound) -> None:
         if stage.public_key is not None or job.state not in ACTIVE:
@@ -268,17 +299,19 @@ class _Intake:
         self.taken.logged[job.job_id] = job.pool
 
 
+def _is_history(job: Job, report: FromStage) -> bool:
+    """Whether an older attempt tells of a step that later attempts went on from, not did again."""
+    if report.attempt >= job.attempt or not isinstance(report, StepDone | Evaluated):
+        return False
+    later = [int(one["step"]) for one in job.resumes if int(one["attempt"]) > report.attempt]
+    return bool(later) and report.step <= min(later)
+
+
 def _sentences(*parts: str) -> str:
     """Parts that a fellow told, each as a sentence of its own."""
     said = [part.strip() for part in parts if part.strip()]
     ended = [one if one.endswith((".", "!", "?", ":")) else f"{one}." for one in said[:-1]]
     return " ".join([*ended, *(one[:1].upper() + one[1:] for one in said[-1:])] if ended else said)
-
-
-def _is_kept_past(job: Job, told: StepDone) -> bool:
-    """Whether a late step is of an earlier attempt, and of those that no later one did again."""
-    later = [one["step"] for one in job.resumes if one["attempt"] > told.attempt]
-    return bool(later) and 1 <= told.step <= min(later)
 
 
 def _is_sound(job: Job, report: FromStage) -> bool:

@@ -399,6 +399,9 @@ class Jobs:
             self._tell(job_id, pool, "step")
         for job_id, new in rows.items():
             await self._append_records(job_id, new)
+        self._registry.take_link_figures(taken.link_figures)
+        for tested in taken.tested:
+            self._registry.note_tested(fellow_id, tested)
         for told in taken.measured:
             self._registry.take_speeds(fellow_id, told.card_index, list(told.speeds))
             self._registry.note_measured(fellow_id, told.token, told.card_index)

@@ -20,11 +20,13 @@ from control.planning.difference import difference
 from control.planning.inventory import data_in, fellows_in, model_in, terms_in
 from control.planning.maximize import maximized
 from control.planning.offers import Offered, offers
+from control.planning.pace import Link, Links
 from control.planning.place import Inputs
 from control.planning.plan import Plan
 from control.planning.search import PlannedModel
 from control.planning.serve import Cut, ServeAsk, place_model
 from control.planning.served import ServedPlan
+from control.planning.terms import LIVE
 from control.planning.usable import FellowNow
 from control.store import jobs, plans, stages
 from control.store.database import Database, Tx
@@ -96,8 +98,19 @@ class PoolPlanner:
         model = await self._model(config.model.id)
         looked = await self._look(pool, config, model, 0.0)
         inventory = await self._inventory(pool)
-        inputs = Inputs(model.planned, inventory, looked.shape, seq_len=config.train.seq_len)
-        return inputs, looked
+        terms = replace(LIVE, links=self._links(pool))
+        seq_len = config.train.seq_len
+        return Inputs(model.planned, inventory, looked.shape, terms, seq_len), looked
+
+    def _links(self, pool: str) -> Links | None:
+        """The measured links between the fellows of a pool; None while there are none."""
+        names = {member.fellow_id for member in self._registry.of_pool(pool)}
+        pairs = {
+            ends: Link(figure.bytes_s, figure.latency_s)
+            for ends, figure in self._registry.link_figures.items()
+            if names.issuperset(ends)
+        }
+        return Links(pairs) if pairs else None
 
     async def warm(self, pool: str, config: JobConfig) -> None:
         """Have the data tokenized; returns when it is, or after the submitter's patience."""

@@ -19,6 +19,7 @@ from transport.api.fellows import (
     FellowsMeasure,
     FellowsRemove,
     FellowView,
+    MeasuredLink,
 )
 from transport.api.operation import Next
 from transport.errors import not_found
@@ -57,7 +58,8 @@ def _view(leader: Office, member: Member) -> FellowView:
     )
     is_measured = all(card.speeds for card in shown.cards)
     wanted = row.status == "ready" and shown.cards and not is_measured
-    return shown.model_copy(update={"next": [measure] if wanted else []})
+    links = [MeasuredLink(**vars(one)) for one in leader.registry.links_of(member.fellow_id)]
+    return shown.model_copy(update={"next": [measure] if wanted else [], "links": links})
 
 
 @handles(FELLOWS_LIST)

@@ -101,14 +101,13 @@ def lora_targets(config: JobConfig, facts: ModelFacts, num_stages: int = 1) -> t
     return facts.attention_targets + (facts.mlp_targets if adapts_mlp else ())
 
 
-def number_format(config: JobConfig, cards: Sequence[Card]) -> Format:
+def number_format(config: JobConfig, facts: ModelFacts, cards: Sequence[Card]) -> Format:
     """The number format of the whole job from what every one of these cards can run."""
     if config.model.dtype != "auto":
         return Format(config.model.dtype, "set by you")
-    # Gradients of a full fine-tune overflow float16: there is no loss scaling here.
-    narrow: tuple[Dtype, ...] = (
-        ("bfloat16",) if config.method == "full" else ("bfloat16", "float16")
-    )
+    # Activations of families with wide norms (Gemma) pass float16's range: bfloat16, or nothing.
+    wide = facts.family.wide_norm
+    narrow: tuple[Dtype, ...] = ("bfloat16",) if wide else ("bfloat16", "float16")
     common = [f for f in narrow if all(f in card.report.number_formats for card in cards)]
     if not common:
         return Format("float32", "the cards have no 16-bit format in common")
@@ -328,9 +327,13 @@ def _why_quantization(asked: Asked, made: TrainSettings) -> str:
 
 
 def _why_recompute(asked: Asked, made: TrainSettings) -> str:
+    early = ""
+    if made.early_recompute:
+        most = made.early_recompute
+        early = f"; up to {most} blocks of a stage early, while it waits for their gradient"
     if made.recompute and _keeps_experts(asked.facts, made.quantization):
-        return "experts in 4 bits would stay unpacked in every layer until its backward"
-    return "the job fits only with it" if made.recompute else "the job fits without it"
+        return f"experts in 4 bits would stay unpacked in every layer until its backward{early}"
+    return f"the job fits only with it{early}" if made.recompute else "the job fits without it"
 
 
 def _why_batch(asked: Asked, made: TrainSettings) -> str:

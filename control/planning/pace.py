@@ -4,6 +4,8 @@ Pure. One micro-batch runs through all stages in turn; each further one adds the
 once more: a stage, or a link in one direction (full duplex), or all that one fellow sends or takes.
 """
 
+import math
+from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -110,6 +112,7 @@ class Pace:
     links: Links | None = None
     """None: the network is left out."""
     _networks: dict[tuple[object, ...], Network] = field(default_factory=dict, compare=False)
+    _rates: dict[str, tuple[float, float]] = field(default_factory=dict, compare=False)
 
     @cached_property
     def parts(self) -> int:
@@ -126,15 +129,33 @@ class Pace:
         """Of a micro-batch, across a boundary, in one direction, as codes where there are any."""
         return self.tokens * compression.Crossed(self.facts, self.settings).row_bytes
 
-    def seconds(self, card: Card, params: int) -> float:
-        """Of one micro-batch forward and backward through so many parameters.
+    def seconds(self, card: Card, params: int, head: int = 0) -> float:
+        """Of one micro-batch forward and backward through so many parameters of blocks, and of a
+        head, which is one wide product.
 
         Operations: 4 a parameter and token with a frozen base, 6 in a full fine-tune, 2 more with
         recompute.
         """
         full = self.settings.method == "full"
-        work = (6 if full else 4) + (2 if self.settings.recompute else 0)
-        return work * self.tokens * params / (1e12 * tflops(card, self.number_format))
+        work = 6 if full else 4
+        more = 2 if self.settings.recompute else 0
+        rate, block_s = self._rate(card)
+        calls = params / self.layer_params(0) * block_s * (work + more) / work
+        blocks = (work + more) * params / rate
+        heads = work * head / self._head_rate(card) if head else 0.0
+        return calls + self.tokens * (blocks + heads)
+
+    def _rate(self, card: Card) -> tuple[float, float]:
+        """(operations a second in blocks of this model's size, seconds of a block beside them)."""
+        if card.id not in self._rates:
+            figure = tflops_at(card, self.number_format, self.layer_params(0))
+            told = [s for s in card.report.speeds if s.number_format == self.number_format]
+            block_s = (told[-1].block_s or 0.0) if told and told[-1].sizes else 0.0
+            self._rates[card.id] = 1e12 * figure, block_s
+        return self._rates[card.id]
+
+    def _head_rate(self, card: Card) -> float:
+        return 1e12 * tflops_at(card, self.number_format, self.facts.head_params)
 
     def layer_params(self, layer: int) -> int:
         """Parameters that a token runs through in a layer: of experts those it is routed to."""
@@ -155,11 +176,11 @@ class Pace:
 
     def stage_s(self, stage: Sequence[PlacedCard]) -> float:
         """Of one micro-batch on a placed stage."""
-        return sum(self.seconds(one.card, self._params(one)) for one in stage)
+        return sum(self._placed_s(one) for one in stage)
 
-    def _params(self, one: PlacedCard) -> int:
-        head = self.facts.head_params if one.place.heads else 0
-        return self.span_params(one.place.first_layer, one.place.last_layer) + head
+    def _placed_s(self, one: PlacedCard) -> float:
+        layers = self.span_params(one.place.first_layer, one.place.last_layer)
+        return self.seconds(one.card, layers, self.facts.head_params if one.place.heads else 0)
 
     def network(self, names: Sequence[str], share: float = 1.0) -> Network:
         """Of an order of fellows; `share` of the bytes crosses (compression)."""
@@ -289,6 +310,24 @@ def tflops(card: Card, number_format: str) -> float:
     """A card's figure in a format; 0 when it has none."""
     found = [s.tflops for s in card.report.speeds if s.number_format == number_format]
     return found[-1] if found else 0.0
+
+
+def tflops_at(card: Card, number_format: str, layer_params: int) -> float:
+    """A card's figure in a format for blocks of a size, between those that were measured; 0 when it
+    has none. Beyond the smallest and the largest it stays as it is.
+    """
+    found = [s for s in card.report.speeds if s.number_format == number_format]
+    if not found:
+        return 0.0
+    sizes = sorted((one.layer_params, one.tflops) for one in found[-1].sizes)
+    if not sizes:
+        return found[-1].tflops
+    place = bisect_left([params for params, _ in sizes], layer_params)
+    if place in (0, len(sizes)):
+        return sizes[min(place, len(sizes) - 1)][1]
+    (low, slow), (high, fast) = sizes[place - 1], sizes[place]
+    share = math.log(layer_params / low) / math.log(high / low)
+    return slow * math.exp(share * math.log(fast / slow))
 
 
 def human_rate(bytes_per_s: float) -> str:

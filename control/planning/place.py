@@ -24,6 +24,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from control.planning import auto, compression
+from control.planning.early import with_early_recompute
 from control.planning.plan import Plan
 from control.planning.price_book import PriceBook
 from control.planning.search import Ask, Found, LeftOut, PlannedModel, search
@@ -119,7 +120,10 @@ def _searched(
     ready = _ready(model, config, inventory, data, how)
     if not ready.is_enough:
         return _Searched(ready, None)
-    return _Searched(ready, search(ready.ask, ready.fellows, ready.left_out))
+    found = search(ready.ask, ready.fellows, ready.left_out)
+    if not found.reason:
+        found = with_early_recompute(ready.ask, ready.fellows, found)
+    return _Searched(ready, found)
 
 
 @dataclass(frozen=True)
@@ -247,7 +251,7 @@ def _usable(
     if not able:  # name a format that the cards run, not one that nobody is left to contradict
         roomy = examine(inventory, replace(wanted, floor_bytes=lambda _: 1))
         able = [card for card in roomy if not card.reason]
-    chosen = auto.number_format(config, able)
+    chosen = auto.number_format(config, facts, able)
     floor = _floor(facts, config, chosen.name, quantization)
     return chosen, examine(inventory, replace(wanted, floor_bytes=floor, number_format=chosen.name))
 

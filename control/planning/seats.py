@@ -74,11 +74,13 @@ class Seat:
         """The least that these layers take on these cards."""
         head = self.book.facts.head_params * (self.head and self.stage == self.stages - 1)
         if self.book.uniform or len(cards) == 1:
-            params = [self._params(count) for count in counts]
-            params[-1] += head
-            return sum(map(self.pace.seconds, cards, params))
-        params_all = self._params(sum(counts)) + head
-        return min(self.pace.seconds(card, params_all) for card in cards)
+            last = len(cards) - 1
+            return sum(
+                self.pace.seconds(card, self._params(count), head if i == last else 0)
+                for i, (card, count) in enumerate(zip(cards, counts))
+            )
+        params = self._params(sum(counts))
+        return min(self.pace.seconds(card, params, head) for card in cards)
 
     def _params(self, count: int) -> int:
         if self.book.uniform:

@@ -118,7 +118,7 @@ def _all_bounds(
 def _least_head(course: Course, fellows: Sequence[FellowCards]) -> float:
     assert course.pace is not None
     head = course.book.facts.head_params
-    return min(course.pace.seconds(card, head) for one in fellows for card in one.cards)
+    return min(course.pace.seconds(card, 0, head) for one in fellows for card in one.cards)
 
 
 def _name(fellow: FellowCards) -> str:

@@ -1,5 +1,6 @@
 """Queries on fellows, invites and measured speeds."""
 
+import json
 from collections.abc import Iterable
 from dataclasses import astuple, dataclass
 
@@ -97,20 +98,37 @@ def set_committed(tx: Tx, fellow_id: str, sequence: int) -> None:
 def put_speeds(tx: Tx, fellow_id: str, card_index: int, speeds: Iterable[Speed]) -> None:
     """Store measured speeds of a card; newer ones replace older ones."""
     tx.executemany(
-        "INSERT INTO speeds VALUES (?, ?, ?, ?, ?) ON CONFLICT DO UPDATE SET"
-        " tflops = excluded.tflops, measured_at = excluded.measured_at",
-        [(fellow_id, card_index, s.number_format, s.tflops, s.measured_at) for s in speeds],
+        "INSERT OR REPLACE INTO speeds (fellow_id, card_index, number_format, tflops, measured_at,"
+        " cold_tflops, matmul_tflops, attention_tflops, memory_bytes_s, block_s, sizes)"
+        " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+        [
+            (
+                fellow_id,
+                card_index,
+                s.number_format,
+                s.tflops,
+                s.measured_at,
+                s.cold_tflops,
+                s.matmul_tflops,
+                s.attention_tflops,
+                s.memory_bytes_s,
+                s.block_s,
+                _sizes(s),
+            )
+            for s in speeds
+        ],
     )
+
+
+def _sizes(speed: Speed) -> str:
+    return json.dumps([one.model_dump() for one in speed.sizes])
 
 
 def speeds(tx: Tx) -> dict[tuple[str, int], list[Speed]]:
     """(fellow_id, card index) -> its measured speeds."""
     found: dict[tuple[str, int], list[Speed]] = {}
     for row in tx.execute("SELECT * FROM speeds ORDER BY fellow_id, card_index, number_format"):
-        speed = Speed(
-            number_format=row["number_format"],
-            tflops=row["tflops"],
-            measured_at=row["measured_at"],
-        )
+        told = {name: row[name] for name in Speed.model_fields}
+        speed = Speed.model_validate(told | {"sizes": json.loads(row["sizes"])})
         found.setdefault((row["fellow_id"], row["card_index"]), []).append(speed)
     return found

@@ -39,9 +39,12 @@ class Span:
     limit: int
 
 
+# A step that only an earlier stage has told is not there yet: the last one computes the loss.
 _LAST = (
     "SELECT stage FROM steps AS told WHERE told.job_id = steps.job_id AND told.step = steps.step"
-    " ORDER BY attempt DESC, stage DESC LIMIT 1"
+    " AND stage = (SELECT max(stage) FROM stages"
+    " WHERE stages.job_id = told.job_id AND stages.attempt = told.attempt)"
+    " ORDER BY attempt DESC LIMIT 1"
 )
 
 

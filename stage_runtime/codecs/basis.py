@@ -28,6 +28,7 @@ UNIFORM_STEPS = (1.596, 0.9957, 0.586, 0.3352, 0.1881, 0.1041, 0.0569, 0.0308, 0
 """Best step of a uniform quantizer with 1, 2, ... bits for a Gaussian of variance 1 (Max 1960)."""
 STRETCHES = (0.7, 0.85, 1.0, 1.25, 1.6, 2.0, 3.0, 4.5)
 """Tails are heavier than Gaussian: the sample says how much wider a step should be."""
+MOST_BITS = len(UNIFORM_STEPS)
 COMPONENTS = 128
 """Fitted at once: it bounds what the fit needs for a moment."""
 HELD_BACK = 0.125
@@ -42,7 +43,7 @@ class Basis:
     mean: Tensor
     """float32 (D)."""
     vectors: Tensor
-    """float16 (D, P), orthonormal columns, the largest variance first."""
+    """float16 (D, P), orthonormal columns, those with the most bits first."""
     spread: Tensor
     """float32 (P): the usual size of a component beside its token's scale."""
     step: Tensor
@@ -59,6 +60,23 @@ class Basis:
         return {
             f"{prefix}{name}": tensor for name, tensor in zip(NAMES, self.tensors(), strict=True)
         }
+
+    def check(self, row_bytes: int) -> None:
+        """Refuse what no `fit` gives: it came from a neighbour, or from a file.
+
+        Raises:
+            SwarmError: stage-failed.
+        """
+        bits = self.bits.long()
+        used = SCALE_BYTES + int(bits.sum())
+        is_falling = bool((bits[1:] <= bits[:-1]).all())
+        numbers = (self.mean, self.vectors, self.spread, self.step)
+        is_finite = all(bool(one.isfinite().all()) for one in numbers)
+        is_sized = bool((self.spread > 0).all()) and bool((self.step > 0).all())
+        if used > row_bytes or int(bits.max()) > MOST_BITS or not (is_falling and is_finite):
+            raise _unfit(f"{used} of {row_bytes} bytes a token, at most {int(bits.max())} bits")
+        if not is_sized:
+            raise _unfit("a step or spread that is not above 0")
 
     @classmethod
     def of(cls, named: Mapping[str, Tensor], prefix: str, hidden: int) -> "Basis | None":
@@ -78,6 +96,14 @@ class Basis:
                     hint="start from another snapshot, or begin the job anew",
                 )
         return cls(*(one for one in found if one is not None))
+
+
+def _unfit(what: str) -> SwarmError:
+    return SwarmError(
+        "stage-failed",
+        f"the basis of a boundary's codes is none: {what}",
+        hint="run the same version of Swarm on every fellow; if it is, one of them misbehaves",
+    )
 
 
 NAMES = ("mean", "vectors", "spread", "step", "bits")
@@ -197,9 +223,14 @@ def fit(seen: Seen, bits: int) -> Basis:
         bits_G = _pour(errors_BP * spread_P.square(), budget)
         bits_P = bits_G.repeat_interleave(GROUP)
         kept_P = bits_P > 0
-    chosen = bits_P.long()[None]
+    step_P = steps_BP.gather(0, bits_P[None])[0]
+    by_bits = bits_P.argsort(descending=True, stable=True)  # groups stay together
     return Basis(
-        mean_D.float(), vectors_DP, spread_P, steps_BP.gather(0, chosen)[0], bits_G.to(torch.uint8)
+        mean_D.float(),
+        vectors_DP[:, by_bits].contiguous(),
+        spread_P[by_bits],
+        step_P[by_bits],
+        bits_G.sort(descending=True).values.to(torch.uint8),
     )
 
 

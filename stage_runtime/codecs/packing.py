@@ -1,10 +1,11 @@
 """Codes of any width from 1 to 16 bits, packed to the bit: eight neighbours of b bits are b bytes.
 
-Groups with the same bits lie side by side, so each width is packed by one shift and one sum.
-Little endian, as everything on a link.
+A code is cut into pieces of 8, 4, 2 and 1 bits, the lowest first; pieces of one width of eight
+neighbours fill whole bytes, the first neighbour lowest. Everything works on bytes: that is eight
+times less to move than words. Groups with the same bits lie side by side.
 """
 
-# N = tokens, G = groups of eight components, E = 8, R = bytes of a token
+# N = tokens, G = groups of eight components, R = bytes of a token
 
 from collections.abc import Iterator, Sequence
 from itertools import groupby
@@ -16,56 +17,75 @@ from stage_runtime.codecs.sizes import GROUP
 
 
 def runs(bits_G: Sequence[int]) -> Iterator[tuple[slice, int]]:
-    """(groups, bits) of each stretch of groups with the same bits; those without any left out."""
+    """(components, bits) of each stretch of groups with the same bits; those without left out."""
     start = 0
     for bits, same in groupby(bits_G):
-        count = len(list(same))
+        end = start + GROUP * len(list(same))
         if bits:
-            yield slice(start, start + count), bits
-        start += count
-
-
-def pack(codes_NGE: Tensor, bits_G: Sequence[int]) -> Tensor:
-    """uint8 (N, R): the codes' bits and nothing else; R is the sum of bits_G.
-
-    codes_NGE: int64, each below 2 to the power of its group's bits.
-    """
-    parts = [_pack_run(codes_NGE[:, groups], bits) for groups, bits in runs(bits_G)]
-    return torch.cat(parts, dim=1)
-
-
-def _pack_run(codes_NGE: Tensor, bits: int) -> Tensor:
-    if bits > 8:
-        low, high = codes_NGE & 0xFF, codes_NGE >> 8
-        return torch.cat((_pack_run(low, 8), _pack_run(high, bits - 8)), dim=1)
-    if bits == 8:
-        return codes_NGE.to(torch.uint8).flatten(1)
-    words_NG = (codes_NGE << _shifts(bits, codes_NGE.device)).sum(-1)
-    bytes_NGE = words_NG.view(torch.uint8).view(*words_NG.shape, GROUP)
-    return bytes_NGE[..., :bits].flatten(1)
-
-
-def unpack(packed_NR: Tensor, bits_G: Sequence[int], out_NGE: Tensor) -> None:
-    """Fill int64 codes; those of groups without bits stay as they are."""
-    start = 0
-    for groups, bits in runs(bits_G):
-        count = groups.stop - groups.start
-        end = start + count * bits
-        out_NGE[:, groups] = _unpack_run(packed_NR[:, start:end], count, bits)
+            yield slice(start, end), bits
         start = end
 
 
-def _unpack_run(packed: Tensor, count: int, bits: int) -> Tensor:
-    if bits > 8:
-        low = _unpack_run(packed[:, : count * 8], count, 8)
-        return low | (_unpack_run(packed[:, count * 8 :], count, bits - 8) << 8)
-    if bits == 8:
-        return packed.reshape(len(packed), count, GROUP).long()
-    bytes_NGE = packed.new_zeros((len(packed), count, GROUP))
-    bytes_NGE[..., :bits] = packed.view(len(packed), count, bits)
-    words_NG1 = bytes_NGE.view(torch.int64)
-    return (words_NG1 >> _shifts(bits, packed.device)) & ((1 << bits) - 1)
+def pack(values_NP: Tensor, bits_G: Sequence[int], out_NR: Tensor) -> None:
+    """Fill uint8 (N, R) with the codes' bits and nothing else; R is the sum of bits_G.
+
+    values_NP: whole numbers from 0 on, each below 2 to the power of its group's bits, in any
+        format.
+    """
+    place = 0
+    for components, bits in runs(bits_G):
+        codes = values_NP[:, components].to(torch.uint8 if bits <= 8 else torch.int32)
+        for width, piece in _pieces(codes, bits):
+            packed = _pack(piece, width)
+            out_NR[:, place : place + packed.shape[1]] = packed
+            place += packed.shape[1]
 
 
-def _shifts(bits: int, device: torch.device) -> Tensor:
-    return torch.arange(GROUP, device=device) * bits
+def unpack(packed_NR: Tensor, bits_G: Sequence[int], out_NP: Tensor) -> None:
+    """Fill in the codes as numbers of out's format; those without bits stay as they are."""
+    place = 0
+    for components, bits in runs(bits_G):
+        count = components.stop - components.start
+        codes, shift = None, 0
+        for width in _widths(bits):
+            end = place + count * width // 8
+            piece = _unpack(packed_NR[:, place:end], width)
+            if bits > 8:
+                piece = piece.to(torch.int32)
+            codes = piece if codes is None else codes | (piece << shift)
+            place, shift = end, shift + width
+        assert codes is not None
+        out_NP[:, components] = codes.to(out_NP.dtype)
+
+
+def _widths(bits: int) -> list[int]:
+    """The pieces of a code, the lowest first: 13 = 8 + 4 + 1."""
+    return [8] * (bits // 8) + [width for width in (4, 2, 1) if bits & width]
+
+
+def _pieces(codes: Tensor, bits: int) -> Iterator[tuple[int, Tensor]]:
+    shift = 0
+    for width in _widths(bits):
+        piece = codes >> shift if shift else codes
+        if shift + width < bits:
+            piece = piece & ((1 << width) - 1)
+        yield width, piece.to(torch.uint8)
+        shift += width
+
+
+def _pack(piece: Tensor, width: int) -> Tensor:
+    """8 / width neighbours a byte."""
+    each = 8 // width
+    packed = piece[:, ::each]
+    for i in range(1, each):
+        packed = packed | (piece[:, i::each] << (i * width))
+    return packed
+
+
+def _unpack(packed: Tensor, width: int) -> Tensor:
+    each = 8 // width
+    if each == 1:
+        return packed
+    mask = (1 << width) - 1
+    parts = [(packed >> (i * width)) & mask for i in range(each)]
+    return torch.stack(parts, dim=-1).flatten(1)

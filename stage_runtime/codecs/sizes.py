@@ -13,7 +13,6 @@ SCALE_BYTES: Final = 2
 """One bfloat16 a token: the range of float32; values are divided by the rounded scale."""
 GROUP: Final = 8
 """Neighbouring components that get the same bits: eight codes of b bits are exactly b bytes."""
-MOST_BITS: Final = 16
 CALIBRATION_TOKENS: Final = 16_384
 SAMPLE_ROWS: Final = 1_024
 """Rows of the calibration that are kept whole, to fit steps and bits to them."""
@@ -83,7 +82,7 @@ class BoundarySizes:
         """What coding or decoding so many tokens needs for a moment."""
         if self.kind.kind == "none":
             return 0
-        # Values in float32 before and after, codes in 64 bits while they are packed.
+        # Values in float32 before and after, and codes.
         each = 24 if self.kind.kind == "rotation" else 12 + number_bytes
         return min(tokens, CHUNK_ROWS) * each * self.width
 

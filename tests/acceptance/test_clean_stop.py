@@ -151,7 +151,7 @@ def assert_told_by(job: JobView, stage: int, words: str) -> None:
     assert job.untrusted_error is not None
     assert job.untrusted_error.startswith(f"{fellow_id}: ")
     assert words in job.untrusted_error
-    assert f"stage {stage} of 3 on {fellow_id} failed" in job.reason
+    assert f"stage {stage} of 3 on {fellow_id} was lost" in job.reason
 
 
 def others_than(pool: RealPool, victim: psutil.Process) -> list[psutil.Process]:

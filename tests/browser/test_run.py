@@ -272,6 +272,25 @@ def test_stop_asks_first_and_stops_once(open_page: Open, leader: Leader) -> None
     assert leader.twin.cancelled == [JOB]
 
 
+def test_a_failed_run_with_a_saved_step_is_resumed_by_a_button(
+    open_page: Open, leader: Leader
+) -> None:
+    lost = "stage 1 was lost"
+    a_run(leader.twin, saved_step=10, state="failed", reason=lost, ended_at=NOW)
+    page = open_page()
+    run = panel(page)
+    expect_tile(page, "Training run", "Step", "17 of 40 · saved at 10")
+    run.get_by_role("button", name="Resume", exact=True).click()
+    dialog = page.get_by_role("dialog", name="Resume this run?")
+    expect(dialog).to_contain_text("goes on from step 10 of 40")
+    expect(dialog).to_contain_text("Steps 11 to 17 are done again")
+    dialog.get_by_role("button", name="Resume the run").click()
+    expect(page.locator(".badge")).to_have_text("Recovering")
+    expect(run).to_contain_text("Attempt 2 went on from step 10, by hand: 7 steps were lost")
+    expect(run.get_by_role("button", name="Resume", exact=True)).to_be_hidden()
+    assert leader.twin.resumed == [JOB]
+
+
 def test_a_failed_run_without_a_saved_step_offers_no_resuming(
     open_page: Open, leader: Leader
 ) -> None:

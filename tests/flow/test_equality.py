@@ -3,7 +3,8 @@
 import pytest
 
 from tests.oracle.grid import TOLERANCE, Ground, Point, measure
-from tests.oracle.stages import Workers
+from tests.oracle.stages import Workers, run_to_end
+from transport.reports import StepDone
 
 SPREAD = [
     Point("llama", 1, 1),
@@ -31,7 +32,7 @@ SPREAD = [
     Point("qwen3_moe", 3, 4, layout="ragged"),
     Point("qwen3_moe", 2, 2, method="full"),
     Point("gpt_oss", 3, 4, layout="ragged", clips=False),
-    Point("llama", 2, 4, changes=(("recompute", True),)),
+    Point("llama", 3, 4, dropout=0.2, changes=(("recompute", True),)),
     Point("llama", 2, 4, changes=(("schedule", "gpipe"),)),
 ]
 
@@ -46,3 +47,17 @@ def test_twenty_steps_over_stages_equal_one_process(
     assert found.held_out <= TOLERANCE
     if point.layout == "ragged" and point.micro_batches == 4:
         assert found.empty_micro_batches > 0
+
+
+@pytest.mark.parametrize("method", ["lora", "full"])
+def test_float16_with_a_scaled_loss_stays_near_float32_and_skips_nothing_here(
+    workers: Workers, ground: Ground, method: str
+) -> None:
+    point = Point("llama", 2, 4, method=method, changes=(("dtype", "float16"), ("steps", 8)))
+    run = run_to_end(workers, ground.case(point), point.stages)
+    told = ground.reference(point)  # in float32
+    steps = run.workers[0].of(StepDone)
+    assert not any(step.skipped for step in steps)
+    assert max(abs(a.loss - b) for a, b in zip(steps, told.losses, strict=True)) < 1e-3
+    norms = [(a.grad_norm or 0.0, b) for a, b in zip(steps, told.norms, strict=True)]
+    assert max(abs(a - b) / b for a, b in norms) < 1e-2

@@ -10,7 +10,7 @@ from tests.oracle.checkpoints import BOS, EOS, PAD, VOCAB, write_byte_tokenizer
 from tests.oracle.settings import some_settings
 from tests.oracle.stages import Case, Workers, model_folder, run_to_end
 from tests.oracle.tokens import packed_text
-from transport.orders import LoraSettings
+from transport.orders import CompressionSettings, LoraSettings
 from transport.reports import MemoryMeasured, StageLoaded
 
 SMOL = {
@@ -81,4 +81,39 @@ def test_the_peak_of_every_stage_is_what_was_priced_within_3_percent(
     for worker in run.workers:
         (loaded,), peak = worker.of(StageLoaded), worker.of(MemoryMeasured)[-1]
         assert peak.how == "counted"
+        assert loaded.priced_bytes == pytest.approx(peak.peak_bytes, rel=0.03)
+
+
+@pytest.mark.parametrize(
+    ("compression", "method", "sequences"),
+    [
+        # A rotation's statistics take as much as 16,384 tokens give.
+        pytest.param(
+            CompressionSettings(kind="rotation", bits=4), "lora", 67, marks=pytest.mark.slow
+        ),
+        (CompressionSettings(kind="learned", bits=8, dim=288), "lora", 8),
+        (CompressionSettings(kind="learned", bits=8, dim=288), "boundary", 8),
+    ],
+    ids=["rotation", "learned", "learned alone"],
+)
+def test_what_stands_between_stages_is_in_the_price(
+    workers: Workers, cache: Path, compression: CompressionSettings, method: str, sequences: int
+) -> None:
+    lora = LoraSettings(rank=8, alpha=16.0, dropout=0.0, target_modules=ATTENTION)
+    settings = some_settings(
+        method=method,
+        lora=lora if method == "lora" else None,
+        dtype="bfloat16",
+        recompute=True,
+        micro_batches=4,
+        steps=2,
+        seq_len=256,
+        eval_sequences=0,
+        compression=compression,
+    )
+    tokens = packed_text(cache, seq_len=256, sequences=sequences)
+    run = run_to_end(workers, Case(cache, "smol", 6, settings, tokens, evaluate_base=False), 3)
+
+    for worker in run.workers:
+        (loaded,), peak = worker.of(StageLoaded), worker.of(MemoryMeasured)[-1]
         assert loaded.priced_bytes == pytest.approx(peak.peak_bytes, rel=0.03)

@@ -103,16 +103,20 @@ def weights_of(run: Run) -> list[bytes]:
     return [run.file_of(worker.stage).read_bytes() for worker in run.workers]
 
 
-def test_one_seed_gives_the_same_bytes_twice_even_with_dropout_and_recompute(
+def test_one_seed_gives_the_same_bytes_twice_even_with_dropout_and_recompute_early_or_late(
     workers: Workers, case: Case
 ) -> None:
     dropped = changed(case, **with_dropout(case.settings, 0.3))
     first, second = (run_to_end(workers, dropped, 2) for _ in range(2))
-    again = run_to_end(workers, changed(dropped, recompute=True), 2)
+    again, early = (
+        run_to_end(workers, changed(dropped, recompute=True, early_recompute=most), 2)
+        for most in (0, 3)
+    )
     evaluated = run_to_end(workers, changed(dropped, eval_every_steps=2), 2)
     other = run_to_end(workers, changed(dropped, seed=4), 2)
 
-    assert weights_of(first) == weights_of(second) == weights_of(again) == weights_of(evaluated)
+    assert weights_of(first) == weights_of(second) == weights_of(again) == weights_of(early)
+    assert weights_of(first) == weights_of(evaluated)
     assert weights_of(first) != weights_of(other)
 
 

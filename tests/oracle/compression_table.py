@@ -198,19 +198,21 @@ def raised(fix: Fix, factors: Tensor) -> Fix:
     return lambda rows: fix(rows * factors) / factors
 
 
-def one_process(folder: Path, sequences: Sequences) -> Iterator[str]:
+def one_process(
+    folder: Path, sequences: Sequences, kinds: list[Kind], boundaries: list[int]
+) -> Iterator[str]:
     """The lines of the first table."""
     bench = Bench(folder, sequences)
     plain = bench.held_out({})
     yield f"without compression: loss {plain[0]:.4f}, accuracy {100 * plain[1]:.1f} %"
     yield f"{'kind':<22} {'outliers':<9} {'boundaries':>10} {'loss':>9} {'accuracy kept':>14}"
-    for stages in (2, 3):
+    for stages in (count + 1 for count in boundaries):
         layers = [first for first, _ in even_cuts(LAYERS, stages)[1:]]
         rows = bench.crossing(layers)
         for raises in (False, True):
             factors = {at: planted(seen, at) if raises else torch.ones(seen.shape[1])
                        for at, seen in rows.items()}  # fmt: skip
-            for kind in (*KINDS, WHOLE):
+            for kind in (*kinds, WHOLE):
                 fixes = {
                     at: raised(fix_of(kind, seen * factors[at]), factors[at])
                     for at, seen in rows.items()
@@ -231,7 +233,7 @@ def settings_of(kind: Kind, hidden: int, steps: int) -> TrainSettings:
     return some_settings(
         lora=LoraSettings(rank=8, alpha=16.0, dropout=0.0, target_modules=targets),
         steps=steps or 1, learning_rate=2e-4 if steps else 1e-30, seq_len=SEQ_LEN,
-        batch_size=4, micro_batches=4, warmup_steps=steps // 20, eval_sequences=HELD_OUT,
+        batch_size=2, micro_batches=2, warmup_steps=steps // 20, eval_sequences=HELD_OUT,
         link_timeout_s=900.0, loss_chunk_tokens=256, compression=kind.settings(hidden),
     )  # fmt: skip
 
@@ -240,7 +242,6 @@ def settings_of(kind: Kind, hidden: int, steps: int) -> TrainSettings:
 class Trained:
     """How a run of real stages ended."""
 
-    base: tuple[float, float]
     ended: tuple[float, float]
     step_bytes: int
     planned_bytes: int
@@ -253,7 +254,7 @@ def run_stages(
     stages, steps = shape
     facts = open_checkpoint(model_folder(cache, "smollm2")).facts
     settings = settings_of(kind, facts.hidden, steps)
-    case = Case(cache, "smollm2", LAYERS, settings, tokens, evaluate_base=True)
+    case = Case(cache, "smollm2", LAYERS, settings, tokens, evaluate_base=False)
     run = run_to_end(workers, case, stages, timeout_s=7200.0)
     told = {one.moment: one for one in run.workers[-1].of(Evaluated)}
     # Gradients are in steps only; what goes forward is in the last evaluation too.
@@ -264,7 +265,6 @@ def run_stages(
         if one.neighbour > worker.stage
     }
     return Trained(
-        (told["base"].loss, told["base"].accuracy),
         (told["trained"].loss, told["trained"].accuracy),
         counted // settings.steps,
         Crossed(facts, settings).step_bytes,
@@ -272,27 +272,26 @@ def run_stages(
 
 
 def real_stages(
-    cache: Path, tokens: TokenFile, kinds: list[Kind], steps: list[int]
+    cache: Path, tokens: TokenFile, kinds: list[Kind], shapes: list[tuple[int, int]]
 ) -> Iterator[str]:
-    """The lines of the second table; of each (boundaries, steps) the first is without codes."""
+    """The lines of the second table; of each (stages, steps) the first is without codes."""
     yield (
         f"{'kind':<22} {'boundaries':>10} {'steps':>5} {'loss':>8} {'against none':>12} "
         f"{'accuracy kept':>13}  bytes a step each way: counted, planned"
     )
     workers = Workers()
     try:
-        for stages in (2, 3):
-            for count in steps:
-                plain: Trained | None = None
-                for kind in (NONE, *kinds):
-                    found = run_stages(workers, cache, tokens, kind, (stages, count))
-                    plain = plain or found
-                    yield (
-                        f"{kind.name:<22} {stages - 1:>10} {count:>5} {found.ended[0]:>8.4f} "
-                        f"{found.ended[0] - plain.ended[0]:>+12.4f} "
-                        f"{100 * found.ended[1] / plain.ended[1]:>11.1f} %  "
-                        f"{found.step_bytes}, {found.planned_bytes}"
-                    )
+        for stages, count in shapes:
+            plain: Trained | None = None
+            for kind in (NONE, *kinds):
+                found = run_stages(workers, cache, tokens, kind, (stages, count))
+                plain = plain or found
+                yield (
+                    f"{kind.name:<22} {stages - 1:>10} {count:>5} {found.ended[0]:>8.4f} "
+                    f"{found.ended[0] - plain.ended[0]:>+12.4f} "
+                    f"{100 * found.ended[1] / plain.ended[1]:>11.1f} %  "
+                    f"{found.step_bytes}, {found.planned_bytes}"
+                )
     finally:
         workers.close()
 
@@ -302,6 +301,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("folder", nargs="?", type=Path, default=DEMO, help="a converted SmolLM2")
     parser.add_argument("--only", choices=["one-process", "stages"])
+    parser.add_argument("--boundaries", type=int, nargs="+", default=[1, 2])
     parser.add_argument("--steps", type=int, nargs="+", default=[0, 100])
     parser.add_argument("--kinds", nargs="+", default=[kind.name for kind in KINDS])
     told = parser.parse_args()
@@ -309,6 +309,7 @@ def main() -> int:
         parser.error(f"{told.folder} holds no model: run scripts/demo once, or name a folder")
     os.environ.update({"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"})
     torch.set_num_threads(1)
+    chosen = [kind for kind in KINDS if kind.name in told.kinds]
     started = time.monotonic()
     with tempfile.TemporaryDirectory() as temporary:
         cache = Path(temporary)
@@ -319,11 +320,12 @@ def main() -> int:
         if told.only != "stages":
             path = cache / "tokens" / f"{tokens.digest}.safetensors"
             vocab = open_checkpoint(place).facts.vocab
-            for line in one_process(place, open_sequences(path, tokens, SEQ_LEN, vocab)):
+            opened = open_sequences(path, tokens, SEQ_LEN, vocab)
+            for line in one_process(place, opened, chosen, told.boundaries):
                 print(line, flush=True)
         if told.only != "one-process":
-            chosen = [kind for kind in KINDS if kind.name in told.kinds]
-            for line in real_stages(cache, tokens, chosen, told.steps):
+            shapes = [(count + 1, steps) for count in told.boundaries for steps in told.steps]
+            for line in real_stages(cache, tokens, chosen, shapes):
                 print(line, flush=True)
         place.unlink()
         shutil.rmtree(cache / "work", ignore_errors=True)

@@ -37,7 +37,7 @@ def main() -> int:
         for name, path in real.items():
             adopt(ground, name, Path(path))
             points += [
-                Point(name, stages, micro_batches, "lora", clips, layout, REAL)
+                Point(name, stages, micro_batches, "lora", clips, layout, changes=REAL)
                 for layout in ("packed", "ragged")
                 for clips in (True, False)
                 for stages in (1, 2, 3)

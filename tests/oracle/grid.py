@@ -36,12 +36,14 @@ class Point:
     method: str = "lora"
     clips: bool = True
     layout: str = "packed"
+    dropout: float = 0.0
     changes: tuple[tuple[str, Any], ...] = ()
     """Further settings that differ from the usual."""
 
     def __str__(self) -> str:
         clip = "clipped" if self.clips else "unclipped"
-        more = "".join(f"-{key}={value}" for key, value in self.changes)
+        more = f"-dropout={self.dropout}" if self.dropout else ""
+        more += "".join(f"-{key}={value}" for key, value in self.changes)
         return (
             f"{self.model}-{self.method}-{self.layout}-{clip}"
             f"-{self.stages}x{self.micro_batches}{more}"
@@ -54,9 +56,12 @@ class Point:
 
     @property
     def reference(self) -> tuple[Any, ...]:
-        """What one process needs to know: neither stages nor micro-batches."""
-        apart = [one for one in self.changes if one[0] not in ("recompute", "schedule")]
-        return (self.model, self.method, self.clips, self.layout, *apart)
+        """What one process needs to know: neither stages nor, without dropout, micro-batches."""
+        parts = self.micro_batches if self.dropout else 0
+        ours = ("recompute", "early_recompute", "schedule")
+        apart = [one for one in self.changes if one[0] not in ours]
+        told = (self.model, self.method, self.clips, self.layout, *apart)
+        return (*told, self.dropout, parts)
 
 
 def num_layers_of(model: str) -> int:
@@ -144,7 +149,7 @@ class Ground:
         """The settings of a point."""
         family = FAMILIES[config_of(point.model)[0]]
         targets = [*family.attention, *family.mlp[-1:]]  # never a mixture's router or experts
-        lora = LoraSettings(rank=4, alpha=8.0, dropout=0.0, target_modules=targets)
+        lora = LoraSettings(rank=4, alpha=8.0, dropout=point.dropout, target_modules=targets)
         values: dict[str, Any] = {
             "method": point.method,
             "lora": lora if point.method == "lora" else None,

@@ -1,5 +1,6 @@
 """The configurations whose prices are compared with counted bytes. Knows nothing of prices."""
 
+import random
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
@@ -153,3 +154,46 @@ def rows() -> list[Row]:
 def fallback_rows() -> list[Row]:
     """Experts without the grouped kernel, and their full fine-tune, which never uses it."""
     return list(_fallback())
+
+
+def drawn_rows(count: int, seed: int = 0) -> list[Row]:
+    """Configurations drawn by a seed, of all models but mixtures' fallback."""
+    dice = random.Random(seed)
+    return [_drawn(dice) for _ in range(count)]
+
+
+def _drawn(dice: random.Random) -> Row:
+    model = dice.choice(sorted(MODELS))
+    targets = dice.choice(_targets(model))
+    tied = bool(MODELS[model].get("tie_word_embeddings", True))
+    # A table that is trained on two stages keeps its moments on the first: not counted here.
+    stages = 1 if targets is None and tied else dice.choice([1, 2, 3])
+    batch = dice.choice([1, 2, 4, 8])
+    # The grouped kernel of experts takes 16 bits only.
+    formats = [torch.bfloat16] * (3 if _targets(model) == [ATTENTION] else 2) + [torch.float32]
+    return _row(
+        model,
+        targets,
+        seq_len=dice.choice([128, 512, 1024, 2048, 4096]),
+        batch=batch,
+        micro_batches=dice.choice([n for n in (1, 2, 4, 8) if batch % n == 0]),
+        stage=dice.randrange(stages),
+        num_stages=stages,
+        recompute=dice.choice([False, True]),
+        dtype=dice.choice(formats[:3]),
+        layers=dice.choice([2, 3, 6]),
+        rank=dice.choice([4, 8, 64]),
+    )
+
+
+def _targets(model: str) -> list[tuple[str, ...] | None]:
+    """Adapters, or none, that a model of the grid may train with."""
+    kind = MODELS[model]["model_type"]
+    if kind in ("mixtral", "qwen3_moe", "gpt_oss"):
+        return [ATTENTION]
+    attention, everything = {
+        "gpt2": (GPT2_ATTENTION, GPT2_ALL),
+        "gpt_neox": (NEOX_ATTENTION, NEOX_ALL),
+        "phi": (PHI_ATTENTION, PHI_ALL),
+    }.get(kind, (ATTENTION, ALL_LINEAR))
+    return [attention, everything, None]

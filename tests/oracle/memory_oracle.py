@@ -1,8 +1,9 @@
 """Counts the live bytes of a stage's forward and backward without owning the memory.
 
-The stage is transformers' own class cut to a few layers, with peft's own adapters, the engine's
-own blocks, loss and optimizer, run on fake tensors of the model's true sizes. Every storage is
-followed from birth to death by weak reference; weights are registered before anything runs.
+The stage is transformers' own class cut to a few layers, with the engine's own adapters (or peft's,
+to compare), blocks, loss and optimizer, run on fake tensors of the model's true sizes. Every
+storage is followed from birth to death by weak reference; weights are registered before anything
+runs.
 Fused attention is called as the CUDA kernels' own operators: their autograd formulas decide what
 is saved. Knows nothing of prices (a house test keeps it so).
 
@@ -30,7 +31,9 @@ from transformers import AutoConfig, AutoModel, masking_utils
 from transformers.integrations import moe
 
 from stage_runtime.load import Head, NoPositions
+from stage_runtime.lora_linear import AdapterShape, put_adapters
 from stage_runtime.loss import chunked_cross_entropy
+from stage_runtime.recompute import Rebuilds
 from stage_runtime.stage import Block, BlockPlan, Moment
 
 Kernel = Literal["flash", "efficient", "cpu"]
@@ -60,8 +63,8 @@ class Case:
     """Experts run in the grouped kernel; else in transformers' fallback."""
     chunk_tokens: int = 256
     fake: bool = True
-    narrow_adapters: bool = False
-    """Adapters in the layers' format: peft then keeps each input once."""
+    pefts_own: bool = False
+    """peft's own adapter layers, which copy their inputs, instead of the engine's."""
 
     @property
     def is_first(self) -> bool:
@@ -256,6 +259,15 @@ class OracleStage:
                 model.wpe = NoPositions()
 
     def _adapt(self, model: Any, targets: tuple[str, ...]) -> None:
+        if self.case.pefts_own:
+            self._adapt_by_peft(model, targets)
+        else:
+            put_adapters(model, targets, AdapterShape(self.case.rank, 16 / self.case.rank))
+        for name, weight in model.named_parameters():
+            if "lora_" in name:
+                weight.requires_grad_(True)
+
+    def _adapt_by_peft(self, model: Any, targets: tuple[str, ...]) -> None:
         lora = LoraConfig(
             r=self.case.rank,
             lora_alpha=16,
@@ -265,10 +277,9 @@ class OracleStage:
         # peft moves its new modules to where they already are, which fake weights refuse.
         with patch.object(nn.Module, "to", lambda module, *_, **__: module):
             inject_adapter_in_model(lora, model)
-        kept = self.case.dtype if self.case.narrow_adapters else torch.float32
         for name, module in model.named_modules():
             if "lora_" in name and isinstance(module, nn.Linear):
-                values = torch.randn(module.weight.shape, dtype=kept)
+                values = torch.randn(module.weight.shape, dtype=torch.float32)
                 module.weight = nn.Parameter(values / self.case.rank)
 
     def _make_head(self, model: Any, kept: torch.dtype) -> Head | None:
@@ -289,7 +300,8 @@ class OracleStage:
 
     def _wrap(self) -> None:
         blocks = getattr(self.model, "layers", None) or self.model.h
-        plan = BlockPlan(Moment(0), lambda: None, lambda _: None, self.case.recompute, False)
+        rebuilds = Rebuilds() if self.case.recompute else None
+        plan = BlockPlan(Moment(0), lambda: None, lambda _: None, rebuilds)
         for local, block in enumerate(list(blocks)):
             blocks[local] = Block(block, local, plan, 0, torch.device("cpu"))
 

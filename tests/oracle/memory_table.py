@@ -1,17 +1,20 @@
 """Prices beside counted bytes: `.venv/bin/python -m tests.oracle.memory_table`.
 
+`--drawn N` counts N configurations drawn by a seed instead, without a bar.
+
 Prints one line a configuration and the bar: 3 % on average, 8 % at worst, never more than 3 % low;
 experts without the grouped kernel at most 15 % high, in a table of their own. Ends with 1 when a
 bar is missed.
 """
 
+import argparse
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from stage_runtime.costs import CardPlace, Device, Price, Prices
 from stage_runtime.model_facts import facts_from_config
-from tests.oracle.memory_grid import Row, fallback_rows, rows
+from tests.oracle.memory_grid import Row, drawn_rows, fallback_rows, rows
 from tests.oracle.memory_oracle import Case
 from transport.orders import LoraSettings, TrainSettings
 
@@ -63,7 +66,7 @@ def settings_of(case: Case) -> TrainSettings:
     )
 
 
-def price_of(case: Case, *, lean: bool = False) -> Price:
+def price_of(case: Case) -> Price:
     """What the planner would say of the counted stage."""
     layers = "n_layer" if "n_layer" in case.config else "num_hidden_layers"
     facts = facts_from_config(case.config | {layers: case.total_layers})
@@ -73,7 +76,7 @@ def price_of(case: Case, *, lean: bool = False) -> Price:
     if case.kernel == "cpu":
         device = Device("cpu", grouped=case.grouped)
     # The counted stages are built, not loaded.
-    return Prices(facts, settings_of(case), lean).of(place, device)
+    return Prices(facts, settings_of(case)).of(place, device)
 
 
 def line_of(row: Row) -> Line:
@@ -107,7 +110,14 @@ def _table(title: str, chosen: Sequence[Row]) -> tuple[float, float, float]:
 
 
 def main() -> int:
-    """Print both tables."""
+    """Print both tables, or one of configurations drawn by a seed."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--drawn", type=int, metavar="N", help="draw so many instead")
+    parser.add_argument("--seed", type=int, default=0)
+    asked = parser.parse_args()
+    if asked.drawn is not None:
+        _table("Drawn configurations", drawn_rows(asked.drawn, asked.seed))
+        return 0
     mean, low, high = _table("Prices against counted bytes", rows())
     held = mean <= MEAN_BAR and low >= -LOW_BAR and high <= WORST_BAR
     _, low, high = _table("Experts without the grouped kernel", fallback_rows())

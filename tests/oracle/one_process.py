@@ -1,6 +1,7 @@
 """The reference: plain transformers and peft in one process, the batch whole, nothing of ours
 but the choice of sequences and the adapters' first values."""
 
+import re
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,8 +19,11 @@ from stage_runtime.adapters import _first_values
 from stage_runtime.batches import Batch, Sequences, indices_of_step
 from stage_runtime.families import FAMILIES
 from stage_runtime.optim import learning_rate
-from stage_runtime.stage import DTYPES
+from stage_runtime.stage import DTYPES, Moment
+from tests.oracle.drawn_dropout import DrawnDropout
 from transport.orders import TrainSettings
+
+_DROPOUT = re.compile(r"\.(?:layers|h)\.(\d+)\.(.+)\.lora_dropout\.default$")
 
 
 @dataclass
@@ -60,7 +64,27 @@ def plain_model(folder: Path, settings: TrainSettings) -> Any:
         if ".lora_A." in name:
             wire = name.replace(".default.", ".")
             weight.data = _first_values(wire, tuple(weight.shape), settings.seed)
+    if settings.lora.dropout:
+        for module in model.modules():
+            if hasattr(module, "lora_dropout"):
+                module.lora_dropout["default"] = DrawnDropout(settings.lora.dropout)
     return model
+
+
+def draw(model: Any, moment: Moment) -> None:
+    """Say what every adapter's dropout is drawn from, by its layer and its name in that layer."""
+    for name, module in model.named_modules():
+        if isinstance(module, DrawnDropout):
+            found = _DROPOUT.search(name)
+            assert found is not None, name
+            module.seed = moment.dropout_seed(int(found[1]), found[2])
+
+
+def parts_of(indices: list[int], settings: TrainSettings) -> list[list[int]]:
+    """The batch whole, or its micro-batches where dropout tells them apart."""
+    drops = settings.lora is not None and settings.lora.dropout > 0
+    rows = settings.batch_size // settings.micro_batches if drops else settings.batch_size
+    return [indices[first : first + rows] for first in range(0, len(indices), rows)]
 
 
 def _quantization(settings: TrainSettings) -> BitsAndBytesConfig | None:
@@ -142,18 +166,21 @@ def train(
         indices = indices_of_step(
             settings.seed, step, settings.batch_size, sequences.file.train_sequences
         )
-        batch = sequences.batch(indices, settings.seq_len)
-        assert batch.num_targets, "the reference has no answer for a step without targets"
-        total, _ = losses_of(model, batch)
-        loss = total / batch.num_targets
-        loss.backward()  # type: ignore[no-untyped-call]
+        targets = sequences.batch(indices, settings.seq_len).num_targets
+        assert targets, "the reference has no answer for a step without targets"
+        loss_sum = 0.0
+        for part, chosen in enumerate(parts_of(indices, settings)):
+            draw(model, Moment(settings.seed, step, part))
+            total, _ = losses_of(model, sequences.batch(chosen, settings.seq_len))
+            (total / targets).backward()  # type: ignore[no-untyped-call]
+            loss_sum += float(total.detach())
         limit = settings.max_grad_norm or float("inf")
         told.norms.append(float(torch.nn.utils.clip_grad_norm_(weights, limit)))
         for group in optimizer.param_groups:
             group["lr"] = learning_rate(settings, step)
         optimizer.step()
         optimizer.zero_grad()
-        told.losses.append(float(loss.detach()))
+        told.losses.append(loss_sum / targets)
     if evaluate:
         told.trained = held_out(model, sequences, settings)
     return told

@@ -24,8 +24,8 @@ from tests.simulation.virtual_time import InlineConnection, passed, run_virtual
 from tests.simulation.world import World, template
 from transport.errors import SwarmError
 
-STEPS, EVERY = 30, 4
-FAULTS_WITHIN_S = 45.0
+STEPS, EVERY = 10, 2
+FAULTS_WITHIN_S = 22.0
 CALM_S = 600.0
 """How long everything is up at the end before it must have come to rest."""
 MEMORY = Path("/dev/shm")
@@ -97,13 +97,13 @@ async def _submit(world: World) -> None:
 
 
 async def _come_to_rest(world: World) -> None:
-    for _ in range(round(CALM_S / 10)):
-        await passed(10)
+    for _ in range(round(CALM_S / 5)):
+        await passed(5)
         await world.watch.check()
         listed = await world.ask("jobs_list", pool=POOL)
         if all(job.state in ("completed", "failed", "cancelled") for job in listed.jobs):
             break
-    await passed(30)
+    await passed(15)
 
 
 def main() -> None:

@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from transport.api.operation import Answer, Ask, Change, Operation
-from transport.cards import Holder, Speed, StageStatus
+from transport.cards import Holder, PathKind, Speed, StageStatus
 from transport.ids import CardId, FellowId, PoolName
 from transport.schema import Model
 
@@ -66,6 +66,26 @@ class ShownCard(Model):
     speeds: list[Speed]
 
 
+class MeasuredLink(Model):
+    sender: str
+    """A fellow_id, or "leader"."""
+    taker: str
+    bytes_s: float
+    latency_s: float
+    """One way."""
+    path: PathKind
+    measured_at: float
+
+
+class Traffic(Model):
+    """Bytes a second over the last heartbeat interval."""
+
+    leader_sent_bytes_s: float
+    leader_received_bytes_s: float
+    pipeline_sent_bytes_s: float
+    pipeline_received_bytes_s: float
+
+
 class FellowView(Answer):
     fellow: FellowRow
     system: str | None
@@ -79,10 +99,14 @@ class FellowView(Answer):
     stages: list[StageStatus]
     leader_sent_bytes: int | None
     pipeline_sent_bytes: int | None
+    links: list[MeasuredLink] = []
+    """Measured between this machine and others, or the leader; each direction has its own."""
+    traffic: Traffic | None = None
+    """Null before the second heartbeat."""
 
 
 class FellowsMeasure(Change):
-    """Measure the speed at which each card trains, in each number format it runs.
+    """Measure a machine: its cards in each number format, its links to leader and idle fellows.
 
     Takes some seconds on the machine; refused while it trains. Read the figures with fellows_get.
     """

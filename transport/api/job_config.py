@@ -137,8 +137,11 @@ class TrainConfig(Model):
 
 class CompressionConfig(Model):
     kind: Literal["none", "learned", "fixed_int8", "fixed_int4", "rotation"] = "none"
+    """What crosses between stages. rotation: principal components. learned: trained along."""
     bottleneck_dim: Auto | Annotated[int, Field(ge=1)] | None = None
+    """Values a token of learned. Unset or auto: half the hidden width."""
     bits: Annotated[int, Field(ge=2, le=16)] | None = None
+    """A value of rotation, on average. Unset: 4, a quarter of float16."""
 
 
 class JobConfig(Model):

@@ -19,6 +19,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
+from transport.beats import ShortBeat, lengthened
 from transport.cards import PROTOCOL, Heartbeat
 from transport.errors import SwarmError
 from transport.orders import DesiredState, MeasureOrder, StageAssignment
@@ -90,6 +91,7 @@ class LeaderTwin:
             routes=[
                 Route(f"{api}/join", self._faulty(self._join), methods=["POST"]),
                 Route(f"{api}/heartbeat", self._faulty(self._heartbeat), methods=["POST"]),
+                Route(f"{api}/beat", self._faulty(self._short_beat), methods=["POST"]),
                 Route(f"{api}/orders", self._faulty(self._orders), methods=["GET"]),
                 Route(f"{api}/reports", self._faulty(self._take), methods=["POST"]),
             ]
@@ -133,6 +135,16 @@ class LeaderTwin:
     async def _heartbeat(self, request: Request) -> DesiredState:
         self._who(request)
         self.beats.append(parse(Heartbeat, await request.body()))
+        return self._state()
+
+    async def _short_beat(self, request: Request) -> DesiredState:
+        self._who(request)
+        beat = lengthened(
+            parse(ShortBeat, await request.body()), self.beats[-1] if self.beats else None
+        )
+        if beat is None:
+            raise SwarmError("conflict", "nothing was told before")
+        self.beats.append(beat)
         return self._state()
 
     async def _orders(self, request: Request) -> DesiredState:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from control.fellows.clean_text import clean
 from tests.leader_twins import POOL, Pool, open_pool
-from transport.cards import PROTOCOL, CardReport, Speed
+from transport.cards import PROTOCOL, CardReport, Speed, StageStatus
 from transport.errors import SwarmError
 from transport.reports import JoinAsk, Measured
 
@@ -111,9 +111,25 @@ async def test_rates_are_over_the_last_interval_and_unknown_when_a_counter_goes_
     fellow.beat(sent_bytes=1000, pipeline_sent_bytes=4000, received_bytes=500)
     row = (await pool.ask("fellows_list")).fellows[0]
     assert (row.sent_bytes_s, row.received_bytes_s) == (1000.0, 100.0)
+    traffic = (await pool.ask("fellows_get", fellow_id=fellow.fellow_id)).traffic
+    assert traffic is not None
+    assert (traffic.leader_sent_bytes_s, traffic.pipeline_sent_bytes_s) == (200.0, 800.0)
+    assert (traffic.leader_received_bytes_s, traffic.pipeline_received_bytes_s) == (100.0, 0.0)
     await pool.clock.advance(5)
     fellow.beat(sent_bytes=10)
     assert (await pool.ask("fellows_list")).fellows[0].sent_bytes_s is None
+
+
+async def test_a_fellow_whose_link_goes_through_the_relay_is_graded_b_and_says_so(
+    pool: Pool,
+) -> None:
+    fellow = await pool.add_fellow()
+    link = {"neighbour": 1, "path": "relay", "sent_bytes": 1, "received_bytes": 1}
+    stage = {"job_id": "j-aaaabbbb", "attempt": 1, "stage": 0, "phase": "training"}
+    fellow.beat(stages=[StageStatus.model_validate({**stage, "links": [link]})])
+    row = (await pool.ask("fellows_list")).fellows[0]
+    assert row.health == "B"
+    assert row.causes == ["its link from stage 0 to stage 1 goes through the relay"]
 
 
 async def test_a_held_request_for_orders_ends_at_once_when_they_change(pool: Pool) -> None:

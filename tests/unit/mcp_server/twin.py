@@ -23,6 +23,7 @@ from mcp_server.app import Doors, build_app
 from mcp_server.office import Caller, Changed, Promise, Question, ShownModel
 from mcp_server.sessions import Sessions
 from transport.api.operation import SCOPES, Answer
+from transport.beats import ShortBeat, lengthened
 from transport.cards import Heartbeat
 from transport.errors import SwarmError, not_found
 from transport.orders import DesiredState
@@ -143,6 +144,12 @@ class Twin:
     async def heartbeat(self, fellow_id: str, beat: Heartbeat) -> DesiredState:
         self.beats.append(beat)
         return self.desired
+
+    async def short_beat(self, fellow_id: str, beat: ShortBeat) -> DesiredState:
+        whole = lengthened(beat, self.beats[-1] if self.beats else None)
+        if whole is None:
+            raise SwarmError("conflict", "nothing was told before", hint="send a whole heartbeat")
+        return await self.heartbeat(fellow_id, whole)
 
     async def wait_orders(self, fellow_id: str, since: int, timeout_s: float) -> DesiredState:
         if since >= self.desired.revision:

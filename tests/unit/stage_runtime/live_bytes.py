@@ -1,6 +1,6 @@
 """Counts the tensor bytes that a real stage holds, storage by storage, to check the prices.
 
-The stage is transformers' own class cut to a few layers, with peft's own adapters and the
+The stage is transformers' own class cut to a few layers, with the stage's own adapters and the
 stage's own optimizer and loss, driven in the order of 1F1B or GPipe with the receive buffers
 that PipelineStage keeps.
 """
@@ -15,12 +15,12 @@ from typing import Any
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import torch
-from peft import LoraConfig, inject_adapter_in_model
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import AutoConfig, AutoModel
 
 from stage_runtime.load import Head, NoPositions
+from stage_runtime.lora_linear import AdapterShape, put_adapters
 from stage_runtime.loss import StageLoss
 from stage_runtime.optim import adamw
 
@@ -130,16 +130,9 @@ class Stage:
         for parameter in model.parameters():
             parameter.requires_grad_(case.targets is None)
         if case.targets is not None:
-            lora = LoraConfig(
-                r=case.rank,
-                lora_alpha=16,
-                target_modules=list(case.targets),
-                fan_in_fan_out=config.model_type == "gpt2",
-            )
-            inject_adapter_in_model(lora, model)
+            put_adapters(model, case.targets, AdapterShape(case.rank, 16 / case.rank))
             for name, parameter in model.named_parameters():
                 if "lora_" in name:
-                    parameter.data = parameter.data.float()
                     parameter.requires_grad_(True)
         if case.recompute:
             model.gradient_checkpointing_enable({"use_reentrant": False})

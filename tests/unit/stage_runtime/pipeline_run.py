@@ -19,7 +19,8 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
 
-from stage_runtime.process_group import SwarmGroup, TensorKind, find_cause, install
+from stage_runtime.causes import find_cause
+from stage_runtime.process_group import SwarmGroup, TensorKind, install
 from transport.direct import LinkOptions, PipelineLinks
 from transport.link import LinkName
 from transport.orders import Links, Neighbour

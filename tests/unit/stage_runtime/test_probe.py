@@ -37,13 +37,32 @@ def test_one_card_is_measured_in_the_formats_asked_for(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(probe, "CPU_SHAPE", SMALL)
+    monkeypatch.setattr(speed, "CPU_SIZES", (Shape(2, 32, 64, 80), Shape(2, 8, 128, 96)))
+    monkeypatch.setattr(speed, "FEW", Shape(1, 4, 64, 80))
     monkeypatch.setattr(speed, "MEASURE_S", 0.01)
+    monkeypatch.setattr(speed, "SIZE_S", 0.01)
     words = ["--kind", "cpu", "--uuid", "cpu-0", "--formats", "float32,bfloat16,nf4"]
     assert probe.main(words) == 0
     told = json.loads(capsys.readouterr().out)
     speeds = [Speed.model_validate(one) for one in told["speeds"]]
     assert [one.number_format for one in speeds] == ["float32", "bfloat16"]
-    assert min(one.tflops for one in speeds) > 0
+    for one in speeds:
+        assert one.tflops > 0
+        params = [size.layer_params for size in one.sizes]
+        assert params == sorted(params)
+        assert len(params) == 3
+        assert min(size.tflops for size in one.sizes) > 0
+        assert one.block_s is not None
+        assert 0 <= one.block_s < 0.1
+
+
+def test_a_card_s_parts_are_measured_beside_the_work_of_a_stage() -> None:
+    (speed,), why = probe.measure(CPU, ["float32"], SMALL)
+    assert why == ""
+    parts = (speed.cold_tflops, speed.matmul_tflops, speed.attention_tflops)
+    assert all(part is not None and 0 < part < 1000 for part in parts)
+    assert speed.memory_bytes_s is not None
+    assert 1e7 < speed.memory_bytes_s < 1e13
 
 
 def test_a_card_that_is_not_there_is_said_so(capsys: pytest.CaptureFixture[str]) -> None:
@@ -130,4 +149,21 @@ def test_the_operations_are_those_of_the_work_s_own_products() -> None:
         work.run()
     counted = counter.get_flop_counts()["Global"]
     found = sum(n for op, n in counted.items() if str(op).removeprefix("aten.") in products)
-    assert found == SMALL.operations
+    # Adapters are run, and counted as what a block does besides: 6 a parameter and token.
+    pairs = [one for pair in work.adapters.values() for one in pair]
+    beside = 6 * sum(one.numel() for one in pairs) * SMALL.sequences * SMALL.tokens
+    assert found - beside == SMALL.operations
+
+
+def test_seconds_that_do_not_grow_with_tokens_are_told_apart(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A card of 10^12 operations a second that takes 2 ms for every block beside them."""
+
+    def fixed(shape: Shape, *_: object) -> float:
+        return shape.operations / (shape.operations / 1e12 + 0.002) / 1e12
+
+    monkeypatch.setattr(speed, "tflops", fixed)
+    told = speed.sized(SMALL, fixed(SMALL), CPU, torch.float32, lambda: 0.0)
+    assert told["block_s"] == pytest.approx(0.002, rel=1e-6)
+    assert max(one["tflops"] for one in told["sizes"]) == pytest.approx(1.0)

@@ -17,11 +17,10 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
 
+from stage_runtime.causes import Paused, find_cause
 from stage_runtime.process_group import (
-    Paused,
     SwarmGroup,
     TensorKind,
-    find_cause,
     install,
 )
 from tests.unit.stage_runtime.pipeline_run import Outcome, Task, run_alone, run_pipeline

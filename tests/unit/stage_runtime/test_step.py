@@ -43,6 +43,8 @@ class TwinGroup:
 
     def exchange(self, values: Any, timeout_s: float | None = None) -> list[float]:
         totals = self._inner.exchange(values, timeout_s)
+        if len(totals) != len(self.others):  # not the step's own: the check of the first gradients
+            return totals
         return [a + b for a, b in zip(totals, self.others, strict=True)]
 
     def close(self, drain_s: float = 2.0) -> None:
@@ -108,6 +110,61 @@ def test_another_stages_bad_gradient_holds_this_stage_back_too(alone: Alone) -> 
     outcome = run_step(stage, 1, _batch(alone.run, 1))
     assert outcome.skipped
     assert all(torch.equal(before[n], w) for n, w in stage.trained.items())
+
+
+@pytest.mark.parametrize("here", [True, False], ids=["this stage", "another stage"])
+def test_an_overflow_in_float16_halves_the_scale_on_every_stage_and_training_goes_on(
+    ground: Ground, here: bool
+) -> None:
+    made = Alone(ground, Point("llama", 1, 2), dtype="float16")
+    try:
+        stage = _assemble(made.run, made.group)
+        first = stage.scale.value
+        handle = None
+        if here:
+            weight = stage.trained[min(stage.trained)]
+            handle = weight.register_hook(lambda grad: grad * float("inf"))  # type: ignore[no-untyped-call]
+        else:
+            stage.group = TwinGroup(made.group, [0.0, 1.0, 0.0, 0.0, 0.0, 0.0, 0.0])
+        before = weights_of(stage)
+        skipped = run_step(stage, 1, _batch(made.run, 1))
+        assert (skipped.skipped, stage.scale.value) == (True, first / 2)
+        assert all(torch.equal(before[n], w) for n, w in stage.trained.items())
+        assert all(weight.dtype == torch.float32 for weight in stage.trained.values())
+
+        if handle is not None:
+            handle.remove()
+        stage.group = made.group
+        outcome = run_step(stage, 2, _batch(made.run, 2))
+        assert not outcome.skipped
+        assert stage.scale.value == first / 2
+    finally:
+        made.group.close()
+
+
+def test_the_norm_and_the_update_do_not_depend_on_the_loss_scale(ground: Ground) -> None:
+    told = []
+    for scale in (1.0, 2.0**12):
+        made = Alone(ground, Point("llama", 1, 2), max_grad_norm=1e-3)
+        try:
+            stage = _assemble(made.run, made.group)
+            stage.scale.value = scale
+            outcome = run_step(stage, 1, _batch(made.run, 1))
+            told.append((outcome.loss, outcome.grad_norm, weights_of(stage)))
+        finally:
+            made.group.close()
+    assert told[0][0] == told[1][0]
+    assert told[0][1] == pytest.approx(told[1][1], rel=1e-5)
+    for name, weight in told[0][2].items():
+        torch.testing.assert_close(weight, told[1][2][name])
+
+
+def test_a_tensor_without_a_gradient_stops_the_first_step_by_name(alone: Alone) -> None:
+    stage = _assemble(alone.run, alone.group)
+    stage.trained["a.lora_A.weight"] = torch.nn.Parameter(torch.zeros(2))
+    with pytest.raises(SwarmError, match=r"a\.lora_A\.weight got no gradient") as stopped:
+        run_step(stage, 1, _batch(alone.run, 1))
+    assert stopped.value.facts["echo"] is False
 
 
 def note_norm(seen: list[float], weights: list[torch.nn.Parameter], *_: Any) -> None:

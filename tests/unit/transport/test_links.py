@@ -5,6 +5,7 @@ import socket
 from collections import deque
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
+from dataclasses import replace
 from typing import Protocol
 
 import pytest
@@ -28,6 +29,7 @@ from transport.go_back_n import WINDOW_FRAMES, GoBackN
 from transport.link import Link, LinkFailed, LinkName
 from transport.loopback import Line
 from transport.orders import Links
+from transport.zap import dial_socket
 
 
 class MakeEnds(Protocol):
@@ -265,6 +267,51 @@ def direct_pair() -> Iterator[tuple[Link, Link, int]]:
     assert near.next is not None
     assert far.previous is not None
     yield near.next, far.previous, int(far.endpoint.endpoints[0].rsplit(":", 1)[1])
+    near.close(0)
+    far.close(0)
+
+
+def test_a_neighbour_with_the_right_key_that_floods_is_dropped_at_the_first_look() -> None:
+    """What it can fill is bounded by the time between two looks: a block of a stage's compute."""
+    far = PipelineLinks.open(LinkName(JOB, 1, 1, 1), 2, "127.0.0.1")
+    near = PipelineLinks.open(LinkName(JOB, 1, 0, 0), 2, "127.0.0.1")
+    far.connect(Links(previous=neighbour(0, near), next=None), max_frame_bytes=10_000)
+    dealer = dial_socket(near.zap, near._keys, far.endpoint.public_key, 10_000)
+    dealer.connect(far.endpoint.endpoints[0])
+    assert far.previous is not None
+    header = Header(
+        Kind.DATA, job_tag(JOB), 1, direction=data(0)[0].direction, dtype="uint8", shape=(64,)
+    )
+    for number in range(200):
+        frame = encode(replace(header, sequence=number), bytes(64), crc=False)
+        assert dealer.poll(10_000, zmq.POLLOUT)
+        dealer.send(bytes(frame))
+    Ends(far.previous, far.previous, lambda: None, lambda: None).run_until(
+        lambda: far.previous is not None and far.previous.failure is not None
+    )
+    assert far.previous.failure is not None
+    assert "unasked" in far.previous.failure.message
+    dealer.close(linger=0)
+    near.close(0)
+    far.close(0)
+
+
+def test_a_frame_larger_than_the_plan_lets_cross_ends_the_connection_unread() -> None:
+    far = PipelineLinks.open(LinkName(JOB, 1, 1, 1), 2, "127.0.0.1")
+    near = PipelineLinks.open(LinkName(JOB, 1, 0, 0), 2, "127.0.0.1")
+    far.connect(Links(previous=neighbour(0, near), next=None), max_frame_bytes=1_000)
+    near.connect(Links(previous=None, next=neighbour(1, far)))
+    assert near.next is not None
+    assert far.previous is not None
+    ends = Ends(near.next, far.previous, lambda: None, lambda: None)
+    near.next.send(*data(0))
+    ends.run_until(lambda: far.previous is not None and far.previous.receive() is not None)
+    header = Header(
+        Kind.DATA, b"", 0, direction=data(0)[0].direction, dtype="uint8", shape=(2_000,)
+    )
+    near.next.send(header, bytes(2_000))
+    ends.run_until(lambda: ends.far.counts.breaks > 0)
+    assert ends.far.counts.received_bytes < 2_000
     near.close(0)
     far.close(0)
 

@@ -1,11 +1,13 @@
 """What a job leaves open is chosen with a reason; what it sets is never changed."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from control.planning import auto
 from control.planning.usable import Card
+from stage_runtime.families import FAMILIES
 from stage_runtime.model_facts import facts_from_config
 from tests.oracle.memory_models import MODELS
 from tests.unit.control.planning.pools import QWEN3_14B, SMOLLM2, a_card, a_fellow, a_job
@@ -177,12 +179,18 @@ def test_adapters_on_the_feed_forward_are_added_when_asked() -> None:
     ],
 )
 def test_the_number_format_is_what_every_card_runs_best(cards: list[Any], name: str) -> None:
-    assert auto.number_format(a_job(), _cards(*cards)).name == name
+    assert auto.number_format(a_job(), FACTS, _cards(*cards)).name == name
 
 
-def test_a_full_fine_tune_never_takes_float16_by_itself() -> None:
+@pytest.mark.parametrize("method", ["lora", "full"])
+def test_cards_without_bfloat16_take_float16_but_for_models_whose_values_pass_its_range(
+    method: str,
+) -> None:
     old = _cards(a_card(kind="cuda", formats=["float32", "float16"]))
-    assert auto.number_format(a_job(method="full"), old).name == "float32"
+    job, llama = a_job(method=method), FACTS
+    assert auto.number_format(job, llama, old).name == "float16"
+    gemma = replace(llama, family=FAMILIES["gemma2"])
+    assert auto.number_format(job, gemma, old).name == "float32"
 
 
 @pytest.mark.parametrize(

@@ -226,6 +226,25 @@ def test_a_full_fine_tune_of_a_tied_model_takes_several_fellows_and_one_set_of_m
     assert sum(moments) == 8 * a_model().facts.total_params
 
 
+def test_room_that_recompute_leaves_is_used_for_early_blocks_and_a_margin_is_kept() -> None:
+    def planned(gb: float) -> Plan:
+        job = a_job(train__batch_size=16, train__seq_len=512, train__recompute=True)
+        return place(a_model(), job, a_pool(gb, gb, gb))
+
+    tight, roomy = planned(0.5), planned(4.0)
+    assert tight.view.settings is not None
+    assert roomy.view.settings is not None
+    assert tight.view.settings.early_recompute == 0
+    assert roomy.view.settings.early_recompute > 1
+    assert _counts(tight) == _counts(roomy)
+    for card in _used(roomy):
+        free, used = card.free_bytes or 0, card.planned_bytes or 0
+        assert free - used >= 0.1 * free
+    whole = place(a_model(), a_job(train__batch_size=1), a_pool(4.0, 4.0, 4.0))
+    assert whole.view.settings is not None
+    assert (whole.view.settings.recompute, whole.view.settings.early_recompute) == (False, 0)
+
+
 def test_no_more_than_16_fellows_and_no_more_than_layers() -> None:
     many = place(a_model(), a_job(train__batch_size=1), a_pool(*[4.0] * 18))
     assert len(many.stages) == 16

@@ -60,7 +60,7 @@ def test_20_and_28_layers_by_memory_become_8_and_40_by_speed_and_a_step_43_perce
     None
 ):
     job = a_model_job(NEMOTRON, 4, train__seq_len=384, train__batch_size=1)
-    plan = three_cards(6.1, 14.0).place(job)
+    plan = three_cards(5.8, 12.4).place(job)
     (split,) = [one for one in plan.view.chosen if one.setting == "split"]
     assert split.reason == (
         "8 + 40 by datasheet float16 speed within each card's memory (20 + 28 by free memory), "
@@ -80,7 +80,7 @@ def test_with_less_free_memory_the_same_cards_split_16_and_32_because_every_card
 
 
 def test_the_told_split_is_40_to_48_percent_shorter_wherever_it_is_pinned() -> None:
-    pool = three_cards(6.1, 14.0)
+    pool = three_cards(5.8, 12.4)
 
     def step_s(boundary: int) -> float:
         job = a_model_job(
@@ -96,10 +96,10 @@ def test_the_told_split_is_40_to_48_percent_shorter_wherever_it_is_pinned() -> N
 @pytest.mark.parametrize(
     ("small_gb", "large_gb", "least", "most"),
     [
-        (4.7, 13.5, 2048, 6144),
-        # Told: 2,048 to 6,144 tokens. All of the free memory, the better order of the fellows and
-        # a split that fills every card alike give a little more.
-        (5.3, 14.9, 6144, 7600),
+        # Told: 2,048 to 6,144 tokens. Adapters that keep their input once, a loss that keeps one
+        # copy of its logits, all of the free memory and the better order of the fellows give more.
+        (4.7, 13.5, 6144, 7000),
+        (5.3, 14.9, 7600, 8700),
     ],
 )
 def test_14b_in_4_bits_reaches_a_few_thousand_tokens_with_recompute(

@@ -119,9 +119,9 @@ def test_a_gaining_fellow_needs_the_disk_for_its_files() -> None:
         inputs = on_paper(
             NEMOTRON,
             machine(
-                "atlas", {"card": "GTX 1660 SUPER", "count": 2, "free_gb": 6.1}, disk_free_gb=99
+                "atlas", {"card": "GTX 1660 SUPER", "count": 2, "free_gb": 5.8}, disk_free_gb=99
             ),
-            machine("borealis", {"card": "RTX A4000", "free_gb": 14.0}, disk_free_gb=disk_gb),
+            machine("borealis", {"card": "RTX A4000", "free_gb": 12.4}, disk_free_gb=disk_gb),
         )
         job = a_model_job(NEMOTRON, 4, train__seq_len=384, train__batch_size=1)
         plan = inputs.place(job)

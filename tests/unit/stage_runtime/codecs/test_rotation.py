@@ -1,6 +1,7 @@
 """A rotation: calibrated on what crosses, packed to the plan's bytes, near, the same every time."""
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -68,6 +69,30 @@ def test_at_equal_bytes_a_rotation_errs_far_less_than_codes_with_one_scale() -> 
     codec = codec_of(fit(seen_of(rows(4000)), 4), 4)
     fresh = rows(500)
     assert error_of(codec, fresh) < 0.3 * error_of(ScaledCodec(HIDDEN, 4), fresh)
+
+
+def test_channels_beyond_all_others_cost_a_rotation_nothing_and_one_scale_everything() -> None:
+    """Four channels stand at a thousand times the others in every token. What counts is what comes
+    of the others, which is all that a model's norm lets through of them.
+    """
+    draw = torch.Generator().manual_seed(4)
+    values = rows(4000)[torch.randperm(4000, generator=draw)] - 0.3
+    planted = values.clone()
+    channels = torch.tensor([3, 11, 29, 40])
+    planted[:, channels] += 1000.0 * values.abs().median() * torch.tensor([1.0, -1.0, 2.0, 3.0])
+    others = torch.ones(HIDDEN, dtype=torch.bool)
+    others[channels] = False
+    fresh = planted[-500:]
+
+    def lost(arrived: Tensor) -> float:
+        apart = (arrived - fresh)[:, others].square().sum(-1)
+        return float((apart / fresh[:, others].square().sum(-1)).mean())
+
+    step = fresh.abs().max() / 127
+    whole_tensor = (fresh / step).round() * step
+    assert lost(whole_tensor) > 0.9
+    assert lost(through(ScaledCodec(HIDDEN, 8), fresh)) > 0.5
+    assert lost(through(codec_of(fit(seen_of(planted[:3500]), 4), 4), fresh)) < 0.05
 
 
 def test_an_eighth_errs_more_than_a_quarter_and_a_half_less() -> None:
@@ -140,3 +165,23 @@ def test_too_few_tokens_are_refused_with_their_number() -> None:
     with pytest.raises(SwarmError, match="gives 1 tokens") as refusal:
         fit(seen_of(rows(1)), 4)
     assert refusal.value.code == "invalid-input"
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"bits": torch.full((6,), 12, dtype=torch.uint8)},
+        {"bits": torch.tensor([1, 2, 0, 0, 0, 0], dtype=torch.uint8)},
+        {"bits": torch.tensor([16, 0, 0, 0, 0, 0], dtype=torch.uint8)},
+        {"spread": torch.zeros(48)},
+        {"step": torch.full((48,), math.nan)},
+        {"mean": torch.full((48,), math.inf)},
+    ],
+    ids=["too many", "not falling", "too wide", "no spread", "no step", "no mean"],
+)
+def test_a_neighbours_basis_that_no_calibration_gives_is_refused(change: dict[str, Tensor]) -> None:
+    basis = fit(seen_of(rows(1000)), 4)
+    basis.check(24)
+    with pytest.raises(SwarmError) as refusal:
+        replace(basis, **change).check(24)
+    assert refusal.value.code == "stage-failed"
