@@ -34,7 +34,8 @@ class Rebuilds:
 
     def begin_micro_batch(self) -> None:
         """Blocks from here on belong to the next micro-batch."""
-        self._waiting.append([])
+        if not self._waiting or self._waiting[-1]:  # else the one before has no block that waits
+            self._waiting.append([])
 
     def run(self, block: Run, hidden: Tensor, enter: Callable[[], None]) -> Tensor:
         """Compute a block, keeping its input only. Call it in order, between micro-batches too.

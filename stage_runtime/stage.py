@@ -98,7 +98,7 @@ class Block(nn.Module):
             assert isinstance(output, Tensor)
             return output
 
-        if self.plan.rebuilds is not None and torch.is_grad_enabled():
+        if self.plan.rebuilds is not None and self._wants_backward(hidden_BTD):
             output = self.plan.rebuilds.run(run, hidden_BTD, self._enter)
         else:
             output = run(hidden_BTD)
@@ -106,6 +106,11 @@ class Block(nn.Module):
         if output.requires_grad:
             output.register_hook(self._before_backward)  # type: ignore[no-untyped-call]
         return output
+
+    def _wants_backward(self, hidden: Tensor) -> bool:
+        """Whether a gradient comes here: none does where nothing trains in the block or before."""
+        trains = hidden.requires_grad or any(p.requires_grad for p in self.inner.parameters())
+        return torch.is_grad_enabled() and trains
 
     def _dropout_seeds(self) -> list[tuple[LoraLinear, int]]:
         if not self.training:

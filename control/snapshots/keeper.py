@@ -144,9 +144,22 @@ class Snapshots:
             old = _drop_beyond(tx, key.job_id, KEPT_STEPS)
             return SavedStep(key.job_id, key.attempt, key.step, now), old
 
-        whole, old = await self._database.write(store)
+        try:
+            whole, old = await self._database.write(store)
+        except SwarmError:
+            await self._drop_unnoted(key)
+            raise
         await self._remove(key.job_id, old)
         return whole
+
+    async def _drop_unnoted(self, key: SnapshotKey) -> None:
+        """Remove a file whose row could not be written: nobody is charged for it."""
+        row = await self._database.read(
+            lambda tx: snapshots.find(tx, key.job_id, key.attempt, key.step, key.stage)
+        )
+        if row is None:
+            path = self.path(key.job_id, (key.attempt, key.step), key.stage)
+            await asyncio.to_thread(path.unlink, missing_ok=True)
 
     async def note_paused(self, job_id: str, why: SwarmError) -> None:
         """Say in the job why nothing is saved now."""

@@ -162,6 +162,7 @@ def good(world: OpenLeader, name: str) -> dict[str, Any]:
         "models_plan": {"pool": POOL, "model": "local:tiny", "context_tokens": 16},
         "models_add": {"name": "tiny", "finish": True},
         "models_export": job,
+        "models_merge": job,
     }
     ask = told[name]
     if issubclass(OPERATIONS[name].asks, Change):
@@ -221,7 +222,7 @@ async def test_every_face_gives_the_same_answer(world: OpenLeader, name: str) ->
     told = await everywhere(world, name, good(world, name))
     first = told["mcp legacy"]
     # The job was cancelled before anything was saved: the same refusal is the same answer.
-    if name in ("models_export", "jobs_resume"):
+    if name in ("models_export", "models_merge", "jobs_resume"):
         assert {one.problem and one.problem["code"] for one in told.values()} == {"conflict"}
     else:
         assert first.answer is not None, first.problem

@@ -24,8 +24,8 @@ from tests.simulation.virtual_time import InlineConnection, passed, run_virtual
 from tests.simulation.world import World, template
 from transport.errors import SwarmError
 
-STEPS, EVERY = 10, 2
-FAULTS_WITHIN_S = 22.0
+STEPS, EVERY = 8, 2
+FAULTS_WITHIN_S = 18.0
 CALM_S = 600.0
 """How long everything is up at the end before it must have come to rest."""
 MEMORY = Path("/dev/shm")
@@ -103,7 +103,7 @@ async def _come_to_rest(world: World) -> None:
         listed = await world.ask("jobs_list", pool=POOL)
         if all(job.state in ("completed", "failed", "cancelled") for job in listed.jobs):
             break
-    await passed(15)
+    await passed(10)
 
 
 def main() -> None:
