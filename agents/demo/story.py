@@ -155,11 +155,22 @@ class Story:
         self.show.act("Measuring the cards")
         fellows = [row.fellow_id for row in self._fellows().fellows]
         for fellow_id in fellows:
-            self.client.call(FELLOWS_MEASURE, FellowsMeasure(fellow_id=fellow_id))
+            # One after another: a fellow that is measured has its links to the others measured too.
+            wait_until("a free moment", lambda who=fellow_id: self._begins(who), 90, self.household)
         views = [self._measured(fellow_id) for fellow_id in fellows]
         speeds = slowest_speeds(views)
         self.show.speeds(views, speeds)
         return max(speeds, key=lambda number_format: speeds[number_format])
+
+    def _begins(self, fellow_id: str) -> bool:
+        """Have a fellow measured; False while it takes part in another's measurement."""
+        try:
+            self.client.call(FELLOWS_MEASURE, FellowsMeasure(fellow_id=fellow_id))
+        except SwarmError as error:
+            if error.code != "conflict":
+                raise
+            return False
+        return True
 
     def _measured(self, fellow_id: str) -> FellowView:
         def ask() -> FellowView | None:
@@ -167,7 +178,7 @@ class Story:
             ready = view.fellow.status == "ready" and all(card.speeds for card in view.cards)
             return view if ready else None
 
-        answer: FellowView = wait_until("the measuring", ask, 60, self.household)
+        answer: FellowView = wait_until("the measuring", ask, 120, self.household)
         return answer
 
     def _bring_in_model_and_text(self) -> None:
