@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from control.datasets.child import too_much
+from control.datasets.child_side import end_with_the_leader, say
 from control.datasets.hub_refusals import Unreachable, hub_refusals
 from control.datasets.readers import check_file
 from control.store.files import disk_refusal, sha256_of
@@ -33,7 +34,7 @@ def main() -> int:
     limit = int(asked["limit_bytes"])
     resource.setrlimit(resource.RLIMIT_FSIZE, (limit + 1, limit + 1))
     signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-    threading.Thread(target=_end_with_the_leader, args=(into,), daemon=True).start()
+    end_with_the_leader(into)
     threading.Thread(target=_watch, args=(into, limit), daemon=True).start()
     try:
         files = _fetch(asked, into)
@@ -44,20 +45,8 @@ def main() -> int:
         told = {"problem": error.problem()}
     except MemoryError:
         told = {"problem": too_much(asked).problem()}
-    _say(told)
+    say(told)
     return 0
-
-
-def _say(told: Mapping[str, Any]) -> None:
-    sys.stdout.write(json.dumps(told) + "\n")
-    sys.stdout.flush()
-
-
-def _end_with_the_leader(into: Path) -> None:
-    while os.read(0, 4096):
-        pass
-    shutil.rmtree(into, ignore_errors=True)
-    os._exit(4)
 
 
 def _watch(into: Path, limit: int) -> None:
@@ -66,9 +55,9 @@ def _watch(into: Path, limit: int) -> None:
     while not pause.wait(LOOK_EVERY_S):
         size = _size(into)
         if size > limit:
-            _say({"problem": _too_large(limit).problem()})
+            say({"problem": _too_large(limit).problem()})
             os._exit(0)
-        _say({"done": size})
+        say({"done": size})
 
 
 def _size(into: Path) -> int:

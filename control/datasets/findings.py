@@ -1,25 +1,14 @@
 """What the lint counted, as findings in words, for one sequence length."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, get_args
 
 from control.datasets.rows import place_words
 from control.datasets.token_file import Faulty
 from control.datasets.token_shop import Made
 from transport.api.plans import Finding, FindingKind
 
-ORDER: tuple[FindingKind, ...] = (
-    "masked",
-    "prompt-too-long",
-    "truncated",
-    "eos-missing",
-    "eos-doubled",
-    "bos-missing",
-    "bos-doubled",
-    "duplicates",
-    "long-line",
-    "empty",
-)
+ORDER: tuple[FindingKind, ...] = get_args(FindingKind)
 WORDS: Mapping[str, str] = {
     "masked": "have nothing to learn from: all their tokens are masked",
     "prompt-too-long": "have a prompt that fills the sequence, so that nothing of them is learned",

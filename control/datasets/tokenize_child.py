@@ -7,9 +7,7 @@ JSON object on stdin; writes JSON lines: {"share": read} on the way, then {"told
 """
 
 import json
-import os
 import resource
-import shutil
 import signal
 import sys
 import threading
@@ -21,6 +19,7 @@ from typing import Any
 
 from control.datasets import held_out, token_file
 from control.datasets.child import too_much
+from control.datasets.child_side import end_with_the_leader, say
 from control.datasets.lint import Lint
 from control.datasets.preview import preview
 from control.datasets.readers import Source, check_file, read_rows
@@ -38,7 +37,9 @@ COUNTED = (".jsonl", ".csv", ".parquet", ".txt")
 def main() -> int:
     """Do what stdin asks."""
     asked = json.loads(sys.stdin.buffer.readline())
-    _end_with_the_leader(asked.get("work"))
+    threading.stack_size(256 * 1024)  # counted by the limit on memory
+    work = asked.get("work")
+    end_with_the_leader(None if work is None else Path(work))
     limit(int(asked["memory_bytes"]), int(asked["cpu_s"]))
     try:
         told: dict[str, Any] = {"told": TASKS[asked["task"]](asked)}
@@ -46,27 +47,8 @@ def main() -> int:
         told = {"problem": error.problem()}
     except MemoryError:
         told = {"problem": too_much(asked).problem()}
-    _say(told)
+    say(told)
     return 0
-
-
-def _say(told: Mapping[str, Any]) -> None:
-    sys.stdout.write(json.dumps(told) + "\n")
-    sys.stdout.flush()
-
-
-def _end_with_the_leader(work: str | None) -> None:
-    """A leader that is killed cannot stop its children: its end of the pipe is closed for it."""
-
-    def watch() -> None:
-        while os.read(0, 4096):
-            pass
-        if work is not None:
-            shutil.rmtree(work, ignore_errors=True)
-        os._exit(4)
-
-    threading.stack_size(256 * 1024)  # counted by the limit on memory
-    threading.Thread(target=watch, daemon=True).start()
 
 
 def limit(memory_bytes: int, cpu_s: int) -> None:
@@ -156,7 +138,7 @@ def _counted(rows: Iterable[Row], files: list[dict[str, Any]]) -> Iterator[Row]:
         percent = min(99, 100 * done // max(1, total))
         if percent > told:
             told = percent
-            _say({"share": percent / 100})
+            say({"share": percent / 100})
 
 
 def _weight(file: Mapping[str, Any]) -> int:

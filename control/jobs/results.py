@@ -8,11 +8,11 @@ import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
-from control.job_states import ACTIVE
 from control.jobs.adapters import write_folder
 from control.jobs.model_card import CardFacts
 from control.records.job_files import JobFiles
 from control.store import jobs, records, stages
+from control.store.admission import admit
 from control.store.database import Database, Tx
 from control.store.files import StoredFile, settle
 from control.store.safetensors_file import read_header
@@ -44,7 +44,7 @@ class Results:
         Raises:
             SwarmError: not-found for another's stage; conflict for a stale attempt or ended job.
         """
-        await self._database.read(lambda tx: _admit(tx, key))
+        await self._database.read(lambda tx: admit(tx, key))
 
     async def take(self, key: StageKey, file: StoredFile) -> None:
         """Keep a received file: it is checked and moved away, and its digest is stored.
@@ -63,7 +63,7 @@ class Results:
         await asyncio.to_thread(settle, file.path, self.part(key))
 
         def store(tx: Tx) -> None:
-            stages.update(tx, _admit(tx, key), adapter_sha256=file.sha256)
+            stages.update(tx, admit(tx, key)[1], adapter_sha256=file.sha256)
 
         await self._database.write(store)
 
@@ -116,22 +116,3 @@ def _facts(tx: Tx, job_id: str) -> CardFacts:
     job = jobs.find(tx, job_id)
     bucket = job.config.data.bucket if job is not None else None
     return CardFacts(bucket, records.evaluations(tx, job_id))
-
-
-def _admit(tx: Tx, key: StageKey) -> Stage:
-    job = jobs.find(tx, key.job_id)
-    stage = stages.find(tx, key.job_id, key.attempt, key.stage)
-    if job is None or stage is None or stage.fellow_id != key.fellow_id:
-        raise SwarmError(
-            "not-found",
-            f"this fellow has no stage {key.stage} in attempt {key.attempt} of that job",
-            hint="stop this worker: it is not wanted",
-        )
-    if key.attempt != job.attempt or job.state not in ACTIVE:
-        raise SwarmError(
-            "conflict",
-            f"attempt {key.attempt} of job {job.job_id} is over: the job is {job.state}"
-            f" at attempt {job.attempt}",
-            hint="stop this worker: it is not wanted",
-        )
-    return stage

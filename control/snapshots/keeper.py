@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from control.clock import Clock
-from control.job_states import ACTIVE
 from control.snapshots.check import check_saved
-from control.store import jobs, snapshots, stages, storage
+from control.store import jobs, snapshots, storage
+from control.store.admission import admit
 from control.store.database import Database, Tx
 from control.store.files import StoredFile, settle, sha256_of
 from control.store.jobs import Job
@@ -294,21 +294,7 @@ def _remove_folders(folders: Iterable[Path]) -> None:
 
 
 def _admit(tx: Tx, key: SnapshotKey) -> tuple[Job, Stage]:
-    job = jobs.find(tx, key.job_id)
-    stage = stages.find(tx, key.job_id, key.attempt, key.stage)
-    if job is None or stage is None or stage.fellow_id != key.fellow_id:
-        raise SwarmError(
-            "not-found",
-            f"this fellow has no stage {key.stage} in attempt {key.attempt} of that job",
-            hint="stop this worker: it is not wanted",
-        )
-    if key.attempt != job.attempt or job.state not in ACTIVE:
-        raise SwarmError(
-            "conflict",
-            f"attempt {key.attempt} of job {job.job_id} is over: the job is {job.state}"
-            f" at attempt {job.attempt}",
-            hint="stop this worker: it is not wanted",
-        )
+    job, stage = admit(tx, key)
     resume = stage.work.resume
     first = resume.step + 1 if resume else 1
     if not first <= key.step < job.steps:

@@ -20,7 +20,7 @@ from tests.acceptance.recovery_ground import Ground
 from transport.api.jobs import JOBS_CANCEL, JobsCancel
 
 STEPS = 100_000
-LIMITS = {"kill worker": 2.0, "freeze worker": 15.0, "kill daemon": 15.0, "freeze daemon": 15.0}
+LIMITS = {"kill worker": 2.0, "freeze worker": 15.0, "kill daemon": 2.0, "freeze daemon": 15.0}
 GO_ON_S = 30.0
 
 
