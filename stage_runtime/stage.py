@@ -109,8 +109,9 @@ class Block(nn.Module):
 
     def _wants_backward(self, hidden: Tensor) -> bool:
         """Whether a gradient comes here: none does where nothing trains in the block or before."""
-        trains = hidden.requires_grad or any(p.requires_grad for p in self.inner.parameters())
-        return torch.is_grad_enabled() and trains
+        return torch.is_grad_enabled() and (
+            hidden.requires_grad or any(p.requires_grad for p in self.inner.parameters())
+        )
 
     def _dropout_seeds(self) -> list[tuple[LoraLinear, int]]:
         if not self.training:
