@@ -96,6 +96,7 @@ class Leader:
             asyncio.create_task(self._sweep_loop(), name="sweep"),
             asyncio.create_task(self._vanished_loop(), name="vanished"),
             asyncio.create_task(self._every(self.office.exports.turn), name="exports"),
+            asyncio.create_task(self._every(self.office.jobs.keep_ready), name="ready plans"),
             asyncio.create_task(self._schedule_loop(), name="schedule"),
             asyncio.create_task(self._housekeeping_loop(), name="housekeeping"),
         ]
