@@ -95,6 +95,8 @@ class TrainSettings(Model):
     once more (double quantization). Only with method "lora".
     """
     compression: CompressionSettings = CompressionSettings()
+    document_mask: bool = False
+    """Documents that share a sequence do not see each other, and positions begin anew in each."""
 
 
 class TokenFile(Model):
