@@ -23,6 +23,7 @@ from control.jobs.recovery import Recovery, RecoveryTools, start_again, waiting
 from control.jobs.relaying import RelayTerms
 from control.jobs.results import Results
 from control.jobs.starting import Attempt, stages_of
+from control.jobs.verdict import record_of
 from control.jobs.views import job_view, median_step_s
 from control.records.events import Events
 from control.records.job_files import JobFiles
@@ -417,6 +418,10 @@ class Jobs:
         except SwarmError as error:
             log.warning("steps are not in their file yet: %s", error, extra={"job": job_id})
 
+    async def follow(self, job_id: str, pool: str) -> None:
+        """Do what the rows of a job ask for, after another part has changed them."""
+        await self._follow(job_id, pool)
+
     async def _follow(self, job_id: str, pool: str) -> None:
         """Do what the rows of a job ask for: orders, its end, word to those who wait."""
         job, rows = await self._dispatch.send(job_id)
@@ -445,7 +450,8 @@ class Jobs:
         changes: dict[str, Any]
         try:
             await asyncio.to_thread(self._tools.files.rewrite_records, job_id, steps)
-            adapter = await self._tools.results.join(rows)
+            probes, results = job.probe_of is not None, self._tools.results
+            adapter = await (results.drop(rows) if probes else results.join(rows))
             changes = {"state": "completed", "reason": "", "adapter": adapter}
         except SwarmError as error:
             # A full disk is no reason to lose what was trained: the next turn tries again.
@@ -484,4 +490,5 @@ def _running(tx: Tx) -> list[tuple[Job, int, float | None]]:
 def _all_of(tx: Tx, job_id: str) -> tuple[Job, list[stages.Stage], Sequence[dict[str, object]]]:
     job = jobs.find(tx, job_id)
     assert job is not None
-    return job, stages.of_job(tx, job_id, job.attempt), records.every_step(tx, job_id)
+    told = [*records.every_step(tx, job_id), *record_of(tx, job_id)]
+    return job, stages.of_job(tx, job_id, job.attempt), told

@@ -102,6 +102,11 @@ class Results:
 
         return await asyncio.to_thread(work)
 
+    async def drop(self, rows: list[Stage]) -> None:
+        """Delete the files of an attempt whose result nobody wants."""
+        parts = [self.part(StageKey(s.fellow_id, s.job_id, s.attempt, s.stage)) for s in rows]
+        await asyncio.to_thread(shutil.rmtree, parts[0].parent, True)
+
     async def file(self, job_id: str, name: str) -> StoredFile | None:
         """One file of a job's result, by its name in models_export."""
         job = await self._database.read(lambda tx: jobs.find(tx, job_id))
