@@ -47,6 +47,8 @@ class Referee:
         self._put = put
         self._running: ReferenceOrder | None = None
         self._task: asyncio.Task[None] | None = None
+        self._ending: set[asyncio.Task[None]] = set()
+        """Cancelled, and not over yet: each still sees its child end."""
         self._over: set[str] = set()
         """Ids that ended here: a leader that has not heard of it yet still names them."""
 
@@ -54,19 +56,23 @@ class Referee:
         """Take the leader's word: this run, or none."""
         if order == self._running:
             return
-        if self._task is not None:
-            self._task.cancel()
-        self._running, self._task = None, None
+        self._cancel()
+        self._running = None
         if order is not None and order.verify_id not in self._over:
             self._running = order
             self._task = asyncio.create_task(self._run(order), name=f"verify {order.verify_id}")
 
     async def close(self) -> None:
         """Stop; the leader gives the order again."""
+        self._cancel()
+        await asyncio.gather(*self._ending, return_exceptions=True)
+
+    def _cancel(self) -> None:
         task, self._task = self._task, None
-        if task is not None:
+        if task is not None and not task.done():
             task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
+            self._ending.add(task)
+            task.add_done_callback(self._ending.discard)
 
     async def _run(self, order: ReferenceOrder) -> None:
         log.info("reference run begins", extra={"verify": order.verify_id, "job": order.job_id})

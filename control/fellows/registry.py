@@ -22,6 +22,7 @@ from control.fellows.link_tests import (
     order_of,
     order_of_peer,
 )
+from control.fellows.rates import Rates, rates_between
 from control.fellows.secret_text import sha256_text
 from control.store.fellows import StoredFellow
 from control.store.link_figures import LinkFigure
@@ -52,26 +53,6 @@ class Timing:
 
     heartbeat_s: float
     offline_after_s: float
-
-
-@dataclass(frozen=True)
-class Rates:
-    """Bytes a second over the last heartbeat interval, as the fellow counts them."""
-
-    leader_sent_bytes_s: float
-    leader_received_bytes_s: float
-    pipeline_sent_bytes_s: float
-    pipeline_received_bytes_s: float
-
-    @property
-    def sent_bytes_s(self) -> float:
-        """To leader and neighbours together."""
-        return self.leader_sent_bytes_s + self.pipeline_sent_bytes_s
-
-    @property
-    def received_bytes_s(self) -> float:
-        """From leader and neighbours together."""
-        return self.leader_received_bytes_s + self.pipeline_received_bytes_s
 
 
 @dataclass
@@ -227,7 +208,7 @@ class Registry:
         now = self._clock.monotonic()
         before, was_online = member.beat, member.online
         if before is not None and member.heard_at is not None:
-            member.rates = _rates(before, told, now - member.heard_at)
+            member.rates = rates_between(before, told, now - member.heard_at)
         member.beat, member.heard_at, member.online = clean_model(told), now, True
         member.seen_at = self._clock.now()
         self.links.note(member.beat)
@@ -468,19 +449,6 @@ class Registry:
         member.changed.set()
         member.changed = asyncio.Event()
         self._publish("fellows", member.pool, "orders")
-
-
-def _rates(before: Heartbeat, now: Heartbeat, seconds: float) -> Rates | None:
-    """None when a counter went back: the daemon was restarted in between."""
-    grown = [
-        now.sent_bytes - before.sent_bytes,
-        now.received_bytes - before.received_bytes,
-        now.pipeline_sent_bytes - before.pipeline_sent_bytes,
-        now.pipeline_received_bytes - before.pipeline_received_bytes,
-    ]
-    if seconds <= 0 or min(grown) < 0:
-        return None
-    return Rates(*(count / seconds for count in grown))
 
 
 def _tests_links(member: Member) -> bool:

@@ -63,7 +63,7 @@ class Tolerance:
 
 def tolerance_of(settings: TrainSettings, num_stages: int) -> Tolerance:
     """What number format and compression allow between two right runs."""
-    rounded = EQUAL if settings.method == "full" else ROUNDED.get(settings.dtype, EQUAL)
+    rounded = ROUNDED.get(settings.dtype, EQUAL)
     kind, boundaries = settings.compression.kind, num_stages - 1
     if kind == "none" or not boundaries:
         return Tolerance(rounded, f"{settings.dtype}, nothing compressed")
@@ -98,6 +98,13 @@ def split_losses(tx: Tx, probe_job_id: str, num_stages: int) -> Losses:
     steps = list(records.losses(tx, probe_job_id, num_stages - 1, (1, STEPS)))
     told = {one.moment: one.loss for one in records.evaluations(tx, probe_job_id)}
     return Losses(steps, [told[name] for name in ("base", "trained") if name in told])
+
+
+def are_comparable(tx: Tx, one: Verification, alone: Losses) -> bool:
+    """Whether the one process and the stages tell of the same steps and evaluations."""
+    num_stages = len(stages.of_job(tx, one.probe_job_id, 1))
+    split = split_losses(tx, one.probe_job_id, num_stages)
+    return largest_difference(split, alone) is not None
 
 
 def shown(tx: Tx, one: Verification) -> ShownVerification:
