@@ -1,4 +1,4 @@
-"""A short run of the saved states' fuzzer; `python -m tests.oracle.fuzz_snapshots` runs a long one."""
+"""A short run of the files' fuzzer; `python -m tests.oracle.fuzz_snapshots` runs a long one."""
 
 import random
 
