@@ -23,6 +23,7 @@ from control.fellows.credentials import Credentials
 from control.fellows.invites import Invites, InviteTerms
 from control.fellows.registry import Registry, Timing
 from control.fellows.secret_text import leader_key, relay_key
+from control.fellows.vanished import LOOK_S
 from control.jobs.exports import Exports, ExportTools
 from control.jobs.lifecycle import Jobs, Tools
 from control.jobs.planner import PlanTerms, PoolPlanner, Sources
@@ -102,8 +103,10 @@ class Leader:
         """Begin the loops that run by themselves."""
         self._loops = [
             asyncio.create_task(self._sweep_loop(), name="sweep"),
+            asyncio.create_task(self._vanished_loop(), name="vanished"),
             asyncio.create_task(self._every(self.office.exports.turn), name="exports"),
             asyncio.create_task(self._every(self.office.verifications.turn), name="verify"),
+            asyncio.create_task(self._every(self.office.jobs.keep_ready), name="ready plans"),
             asyncio.create_task(self._schedule_loop(), name="schedule"),
             asyncio.create_task(self._housekeeping_loop(), name="housekeeping"),
         ]
@@ -261,6 +264,20 @@ class Leader:
         while True:
             await self.office.clock.wait(self.office.settings.heartbeat_s / SWEEPS_A_BEAT)
             await _guarded(self._sweep)
+
+    async def _vanished_loop(self) -> None:
+        """Look closely while somebody with work has stopped asking for its orders."""
+        registry = self.office.registry
+        while True:
+            await registry.vanished.noted.wait()
+            registry.vanished.noted.clear()
+            while registry.vanished.may_be_gone(registry.every()):
+                await self.office.clock.wait(LOOK_S)
+                await _guarded(self._lose_vanished)
+
+    async def _lose_vanished(self) -> None:
+        for gone in self.office.registry.find_vanished():
+            await self.office.jobs.lose_fellow(gone.fellow_id, gone.why)
 
     async def _schedule_loop(self) -> None:
         registry = self.office.registry

@@ -36,6 +36,7 @@ from stage_runtime.process_group import SwarmGroup, make_group
 from stage_runtime.result import SavedFile, upload
 from stage_runtime.snapshot import SavePlace, fetch_saved
 from stage_runtime.stage_group import LauncherGroup, StageGroup
+from stage_runtime.stopping import Told
 from stage_runtime.train import LoadedRun, crossing_kinds, load, span_of, train
 from transport.direct import LinkOptions, PipelineLinks
 from transport.errors import SwarmError
@@ -63,6 +64,8 @@ class Control:
 
     links: "queue.SimpleQueue[Links | None]" = field(default_factory=queue.SimpleQueue)
     reason: str | None = None
+    told: Told | None = None
+    """When, and in the middle of what."""
     group: StageGroup | None = None
     lock: threading.Lock = field(default_factory=threading.Lock)
 
@@ -71,6 +74,7 @@ class Control:
         with self.lock:
             self.reason = self.reason or reason
             group = self.group
+            self.told = self.told or Told.now(group)
         # A kernel, a download or an upload that does not look up must not hold the pause.
         last_resort = threading.Timer(PAUSE_GRACE_S, os._exit, [EXIT_PAUSED])
         last_resort.daemon = True
@@ -251,6 +255,8 @@ class _Worker:
     def end(self, error: BaseException) -> int:
         """Tell the neighbours and the daemon why this stage ends; returns the exit code."""
         told = failure_of(error)
+        if isinstance(told, Paused) and self.control.told is not None:
+            log.info("%s", self.control.told.words(self.group))
         if self.group is not None:
             self._tell_neighbours(self.group, told)
             self.group.close(0.5)

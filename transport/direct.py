@@ -24,10 +24,10 @@ import zmq
 
 from transport.candidates import MESH_MARK, Candidate, told_endpoint
 from transport.errors import SwarmError
-from transport.frames import HEADER_BYTES
 from transport.keys import KeyPair, new_key_pair
 from transport.link import Link, LinkName
 from transport.orders import Links, Neighbour, RelayRoute
+from transport.pieces import MAX_FRAME_BYTES, FrameSizes
 from transport.reach import Reach, Reached, Ways
 from transport.zap import (
     CURVE_BYTES,
@@ -39,7 +39,6 @@ from transport.zap import (
 )
 from transport.zmq_wire import ZmqWire
 
-MAX_FRAME_BYTES: Final = HEADER_BYTES + 1_000_000_000
 MAX_ENDPOINTS: Final = 8
 BIND_AGAIN_S: Final = 2.0
 RELAYED_GRACE_S: Final = 60.0
@@ -214,7 +213,8 @@ class PipelineLinks:
         grace_s = options.reconnect_grace_s
         if ways.relay is not None:
             grace_s = max(grace_s, options.relayed_grace_s)
-        link = Link(name, None, reconnect_grace_s=grace_s, clock=options.clock)
+        sizes = FrameSizes(options.max_frame_bytes)
+        link = Link(name, None, reconnect_grace_s=grace_s, sizes=sizes, clock=options.clock)
         on_path = options.on_path
         if on_path is not None:
             ways = replace(ways, tell=lambda reached: on_path(link, reached))

@@ -14,6 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from agents.cli.link_words import boundary_text, measured_text, speed_lines, traffic_text
+from agents.cli.loss_words import if_lost_text
 from agents.cli.render_data import data_lines, preview_text
 from agents.cli.step_time import step_time_text
 from agents.cli.tables import DASH, table
@@ -203,6 +204,7 @@ def job_text(job: JobView) -> RenderableType:
         parts.append(_job_stages(job))
     parts += [] if job.step_time is None else [step_time_text(job.step_time)]
     parts += [_line("Link", boundary_text(one)) for one in job.boundaries if one.path]
+    parts += [_line("If lost", if_lost_text(job, one)) for one in job.if_lost]
     parts += [_line("Held out", _evaluation(one)) for one in job.evaluations]
     parts += [] if job.verification is None else verification_lines(job.verification)
     parts += [_line("Chosen", f"{c.setting} {_value(c.value)}: {c.reason}") for c in job.chosen]

@@ -1,4 +1,4 @@
-"""Bytes a second of a fellow, from what two heartbeats counted."""
+"""How fast bytes move to and from a fellow: between two heartbeats, as it counts them itself."""
 
 from dataclasses import dataclass
 

@@ -24,6 +24,7 @@ from control.fellows.link_tests import (
 )
 from control.fellows.rates import Rates, rates_between
 from control.fellows.secret_text import sha256_text
+from control.fellows.vanished import Gone, Vanished
 from control.store.fellows import StoredFellow
 from control.store.link_figures import LinkFigure
 from transport.beats import ShortBeat, lengthened
@@ -147,6 +148,7 @@ class Registry:
         """How stages reach each other now."""
         self.suspects_itself = False
         """Most fellows are silent at once: nobody counts as lost for a while."""
+        self.vanished = Vanished(clock)
         self.heard = asyncio.Event()
         """Set whenever something changed that may let a waiting job start."""
 
@@ -165,6 +167,7 @@ class Registry:
         member = self._members.pop(fellow_id)
         self._by_credential.pop(member.stored.credential_sha256, None)
         member.changed.set()
+        self.vanished.forget(fellow_id)
         self._publish("fellows", member.pool, "removed")
 
     def authenticate(self, credential: str) -> str | None:
@@ -265,10 +268,13 @@ class Registry:
         """The desired state once its revision is above `since`, or when the time is over."""
         member = self.get(fellow_id)
         deadline = self._clock.monotonic() + min(timeout_s, MAX_HOLD_S)
-        while member.revision <= since and member.fellow_id in self._members:
-            left = deadline - self._clock.monotonic()
-            if left <= 0 or not await wait_for_event(member.changed, left, self._clock):
-                break
+        if timeout_s <= 0:
+            return self.desired(fellow_id)
+        with self.vanished.asking(fellow_id):
+            while member.revision <= since and member.fellow_id in self._members:
+                left = deadline - self._clock.monotonic()
+                if left <= 0 or not await wait_for_event(member.changed, left, self._clock):
+                    break
         return self.desired(fellow_id)
 
     def assign(self, fellow_id: str, assignments: Sequence[StageAssignment]) -> None:
@@ -416,13 +422,24 @@ class Registry:
                 member.heard_at = min(now, member.heard_at + stalled)
             if self.silent_s(member) < self._timing.offline_after_s:
                 continue
-            if member.online:
-                member.online, member.rates = False, None
-                self._drop_measure(member)
-                self.heard.set()
-                self._publish("fellows", member.pool, "offline")
+            self._goes_offline(member)
             lost.append(member.fellow_id)
         return [] if self.suspects_itself else lost
+
+    def find_vanished(self) -> list[Gone]:
+        """Find fellows whose processes are gone, as their neighbours tell too. They are offline."""
+        gone = [] if self.suspects_itself else self.vanished.look(self._members.values())
+        for one in gone:
+            self._goes_offline(self._members[one.fellow_id])
+        return gone
+
+    def _goes_offline(self, member: Member) -> None:
+        self.vanished.forget(member.fellow_id)
+        if member.online:
+            member.online, member.rates = False, None
+            self._drop_measure(member)
+            self.heard.set()
+            self._publish("fellows", member.pool, "offline")
 
     def _suspect_itself(self, now: float) -> None:
         """When most fellows fall silent at once it is the leader's own network, most likely."""

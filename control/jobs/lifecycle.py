@@ -86,7 +86,12 @@ class Jobs:
         self._plans = Placing(tools.database, tools.planner, tools.clock)
         self._recovery = Recovery(
             RecoveryTools(
-                tools.database, tools.registry, tools.planner, tools.snapshots, tools.clock
+                tools.database,
+                tools.registry,
+                tools.planner,
+                tools.snapshots,
+                tools.clock,
+                tools.auto_replace,
             )
         )
         self._movement = Movement(tools.clock)
@@ -177,7 +182,8 @@ class Jobs:
         """A job as it is now, and what its stages wait for."""
         view = await self._database.read(lambda tx: job_view(tx, job_id))
         shown = [self._with_wait(view, stage) for stage in view.stages]
-        return view if shown == view.stages else view.model_copy(update={"stages": shown})
+        ready = self._recovery.ready.told(job_id, view.attempt) if view.state == "running" else []
+        return view.model_copy(update={"stages": shown, "if_lost": ready})
 
     def _with_wait(self, view: JobView, stage: ShownStage) -> ShownStage:
         member = self._registry.find(stage.fellow_id)
@@ -279,6 +285,11 @@ class Jobs:
 
     # --- by itself ---------------------------------------------------------------------------
 
+    async def keep_ready(self) -> None:
+        """Have a plan for the loss of each single fellow of each running job."""
+        for job in await self._recovery.keep_ready():
+            self._tell(job.job_id, job.pool, "planned")
+
     async def schedule(self) -> None:
         """Start what can start, in order of submission; one that waits blocks no later one."""
         self._dispatch.expire()
@@ -300,6 +311,8 @@ class Jobs:
             try:
                 if await self._recovery.try_to_go_on(job):
                     await self._follow(job.job_id, job.pool)
+            except SwarmError as error:
+                log.warning("not gone on yet: %s", error.message, extra={"job": job.job_id})
             except Exception:
                 log.exception("a job could not go on", extra={"job": job.job_id})
 

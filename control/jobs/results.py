@@ -11,11 +11,11 @@ from pathlib import Path
 from control.jobs.adapters import write_folder
 from control.jobs.model_card import CardFacts
 from control.records.job_files import JobFiles
+from control.snapshots.trained import check_trained
 from control.store import jobs, records, stages
 from control.store.admission import admit
 from control.store.database import Database, Tx
 from control.store.files import StoredFile, settle
-from control.store.safetensors_file import read_header
 from control.store.stages import Stage
 from transport.errors import SwarmError
 
@@ -50,16 +50,17 @@ class Results:
         """Keep a received file: it is checked and moved away, and its digest is stored.
 
         Raises:
-            SwarmError: as admit; too-large; invalid-input when it is no whole safetensors file.
+            SwarmError: as admit; too-large; invalid-input when it is no whole safetensors file, or
+                not of finite tensors that this stage trains.
         """
-        await self.admit(key)
+        order = (await self._database.read(lambda tx: admit(tx, key)))[1].work
         if file.size_bytes > self.limit_bytes:
             raise SwarmError(
                 "too-large",
                 f"the adapter has {file.size_bytes} bytes, at most {self.limit_bytes} are taken",
                 hint="raise max_adapter_bytes at the leader",
             )
-        await asyncio.to_thread(read_header, file.path)
+        await asyncio.to_thread(check_trained, file.path, order)
         await asyncio.to_thread(settle, file.path, self.part(key))
 
         def store(tx: Tx) -> None:

@@ -10,7 +10,7 @@ from itertools import pairwise
 from control.fellows.link_board import LinkBoard
 from control.job_states import has_ended
 from control.jobs.verdict import shown_of_job
-from control.planning.plan import Plan
+from control.planning.plan import plan_of_text
 from control.records.smoothing import debias
 from control.records.step_time import Marked, Run, mean_marks, where_it_went
 from control.store import jobs, records, stages
@@ -71,7 +71,7 @@ def job_view(tx: Tx, job_id: str) -> JobView:
         started_at=job.started_at,
         ended_at=job.ended_at,
         stages=_shown(job, rows, stages.peaks(tx, job_id, job.attempt)),
-        chosen=list(Plan.model_validate_json(job.plan).view.chosen) if job.plan else [],
+        chosen=list(plan_of_text(job.plan).view.chosen) if job.plan else [],
         evaluations=records.evaluations(tx, job_id),
         step_time=_step_time(tx, job, rows),
         counts=dict(job.counts),

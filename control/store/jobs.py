@@ -3,6 +3,7 @@
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any
 
 from control.store.database import Tx
@@ -168,13 +169,19 @@ def _to_column(value: Any) -> Any:
     return int(value) if isinstance(value, bool) else value
 
 
+@lru_cache(maxsize=128)
+def _config(text: str) -> JobConfig:
+    """Frozen, and the same for the same text: read once."""
+    return JobConfig.model_validate_json(text)
+
+
 def _job(row: dict[str, Any]) -> Job:
     for name in JSON_COLUMNS:
         row[name] = json.loads(row[name]) if row[name] else None
     return Job(
         **{
             **row,
-            "config": JobConfig.model_validate_json(row["config"]),
+            "config": _config(row["config"]),
             "pinned": bool(row["pinned"]),
             "error_is_echo": bool(row["error_is_echo"]),
             "counts": row["counts"] or {},

@@ -88,6 +88,22 @@ class ShownBoundary(Model):
     resent_frames: int | None
 
 
+class IfLost(Model):
+    """What a running job does when it loses one of its fellows, planned ahead."""
+
+    fellow_id: FellowId
+    then: Literal["standby", "split", "wait", "fail", "unknown"]
+    """standby: another fellow takes its stage. split: over those that are left, after a wait. wait:
+    for it or for a standby, then the job fails. unknown: it could not be planned.
+    """
+    fellows: list[FellowId] = []
+    """Who would run the stages then, in their order."""
+    after_s: float = 0.0
+    """How long it waits before it is split again."""
+    why: str = ""
+    """Why there is no plan."""
+
+
 class Evaluation(Model):
     moment: Literal["base", "during", "trained", "bypassed"]
     """bypassed: trained, but with the learned bottleneck left out."""
@@ -154,6 +170,8 @@ class JobView(Answer):
     stages: list[ShownStage]
     boundaries: list[ShownBoundary] = []
     """In jobs_get and jobs_wait."""
+    if_lost: list[IfLost] = []
+    """By fellow, while it runs; in jobs_get and jobs_wait. [] until it is planned."""
     chosen: list[Chosen]
     evaluations: list[Evaluation]
     step_time: StepTime | None = None
