@@ -54,6 +54,18 @@ class Batch:
         return int((self.targets != IGNORED).sum())
 
 
+def documents_of(batch: Batch) -> list[Batch]:
+    """Each document of a batch as a batch of its own, as if nothing stood beside it."""
+    assert batch.positions is not None
+    found = []
+    for row, positions in enumerate(batch.positions):
+        begins = torch.nonzero(positions == 0).flatten().tolist()
+        for first, until in zip(begins, [*begins[1:], len(positions)], strict=True):
+            span = (slice(row, row + 1), slice(first, until))
+            found.append(Batch(batch.tokens[span], batch.targets[span]))
+    return found
+
+
 class Sequences:
     """The sequences of a token file at a sequence length, training ones first."""
 

@@ -8,17 +8,17 @@ from tests.oracle.grid import TOLERANCE, Ground, Point, measure
 from tests.oracle.stages import Workers, run_to_end
 from transport.reports import StepDone
 
-APART = ("document_mask", True)
+APART, SHORT = ("document_mask", True), ("steps", 8)
 SPREAD = [
-    Point("llama", 3, 4, layout="documents", changes=(APART, ("recompute", True))),
-    Point("gpt2", 3, 2, layout="documents", changes=(APART,)),  # learned positions, and GPipe
-    Point("mistral", 2, 4, layout="documents", changes=(APART,)),  # a window within documents
-    Point("gemma2", 3, 4, layout="documents", changes=(APART,)),  # whole scores
+    Point("llama", 3, 4, layout="documents", changes=(APART, SHORT, ("recompute", True))),
+    Point("gpt2", 3, 2, layout="documents", changes=(APART, SHORT)),  # learned positions, and GPipe
+    Point("mistral", 2, 4, layout="documents", changes=(APART, SHORT)),  # a window within documents
+    Point("gemma2", 3, 4, layout="documents", changes=(APART, SHORT)),  # whole scores
 ]
 
 
 @pytest.mark.parametrize("point", SPREAD, ids=str)
-def test_twenty_steps_equal_one_process_that_has_each_document_alone(
+def test_steps_equal_one_process_that_has_each_document_alone(
     workers: Workers, ground: Ground, point: Point
 ) -> None:
     found = measure(workers, ground, point)

@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM, BitsAndBytesConfig
 from transformers.pytorch_utils import Conv1D
 
 from stage_runtime.adapters import _first_values
-from stage_runtime.batches import Batch, Sequences, indices_of_step
+from stage_runtime.batches import Batch, Sequences, documents_of, indices_of_step
 from stage_runtime.families import FAMILIES
 from stage_runtime.optim import learning_rate
 from stage_runtime.stage import DTYPES, Moment
@@ -141,18 +141,6 @@ def losses_of(model: Any, batch: Batch) -> tuple[Tensor, Tensor]:
     total = functional.cross_entropy(flat, targets, ignore_index=-100, reduction="sum")
     right = ((flat.argmax(-1) == targets) & (targets != -100)).sum()
     return total, right
-
-
-def documents_of(batch: Batch) -> list[Batch]:
-    """Each document of a batch as a batch of its own, as if nothing stood beside it."""
-    assert batch.positions is not None
-    found = []
-    for row, positions in enumerate(batch.positions):
-        begins = torch.nonzero(positions == 0).flatten().tolist()
-        for first, until in zip(begins, [*begins[1:], len(positions)], strict=True):
-            span = (slice(row, row + 1), slice(first, until))
-            found.append(Batch(batch.tokens[span], batch.targets[span]))
-    return found
 
 
 def held_out(model: Any, sequences: Sequences, settings: TrainSettings) -> tuple[float, float]:
