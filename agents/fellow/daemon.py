@@ -19,11 +19,11 @@ from agents.fellow.attempts import Attempts
 from agents.fellow.exporter import EXPORT, Exporter, ExportSetting
 from agents.fellow.forkserver_client import WarmLauncher
 from agents.fellow.identity import Identity, OneDaemon
-from agents.fellow.interfaces import more_addresses
 from agents.fellow.inventory import Inventory, Places, address_towards, read_offers
 from agents.fellow.launcher import Launcher, PlainLauncher
 from agents.fellow.leader_link import LeaderLink
 from agents.fellow.link_tests import LinkTests, Place, measure_leader
+from agents.fellow.listening import listening
 from agents.fellow.outbox import Backoff, Outbox
 from agents.fellow.probe import PROBE, measure, prove
 from agents.fellow.spool import Spool
@@ -51,7 +51,9 @@ class DaemonSetting:
     state_folder: Path
     cache_folder: Path
     listen_address: str = ""
-    """"" = the address on the way to the leader."""
+    """"" = the address on the way to the leader; or ADDRESS:PORT."""
+    announce: tuple[str, ...] = ()
+    """ADDRESS:PORT in front of a router or proxy, which neighbours dial instead."""
     is_warm: bool = True
     """Whether a process with torch loaded is kept ready."""
     launcher: Launcher | None = None
@@ -89,8 +91,10 @@ class Daemon:
         self._warm = asyncio.Event()
         self._failure: SwarmError | None = None
         self._measuring: asyncio.Task[None] | None = None
-        address = setting.listen_address or address_towards(identity.leader)
-        self._places = Places(setting.cache_folder, address)
+        doors = listening(
+            setting.listen_address, setting.announce, address_towards(identity.leader)
+        )
+        self._places = Places(setting.cache_folder, doors.address)
         self._inventory = Inventory(read_offers(identity.cards), identity.fellow_id, self._places)
         self._link = LeaderLink(identity.leader, identity.credential)
         self._spool = Spool(setting.state_folder / "reports")
@@ -107,16 +111,13 @@ class Daemon:
                 leader_pin=split_pin(identity.leader)[1],
                 cache_folder=setting.cache_folder,
                 work_folder=setting.state_folder / "work",
-                listen_address=address,
-                # An address that the owner names is the only one.
-                more_addresses=() if setting.listen_address else more_addresses(address),
+                listening=doors,
                 patience=setting.patience,
             ),
             self._outbox.put,
         )
         relay_host = urlsplit(identity.leader).hostname or ""
-        more = () if setting.listen_address else more_addresses(address)
-        self._tests = LinkTests(Place(address, more, relay_host), self._beat_now.set)
+        self._tests = LinkTests(Place(doors, relay_host), self._beat_now.set)
         exporting = ExportSetting(
             leader_url=split_pin(identity.leader)[0],
             leader_token=identity.credential,
