@@ -16,6 +16,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from agents.fellow.attempts import Attempts
+from agents.fellow.envelope import SAMPLE_S, Envelopes
 from agents.fellow.exporter import EXPORT, Exporter, ExportSetting
 from agents.fellow.forkserver_client import WarmLauncher
 from agents.fellow.identity import Identity, OneDaemon
@@ -127,6 +128,7 @@ class Daemon:
             command=setting.export,
         )
         self._exporter = Exporter(exporting, self._outbox.put)
+        self._envelopes = Envelopes(self._supervisor.pids_on)
         # A card that is free again is told at once: the next job may wait for it.
         self._supervisor.on_change = self._beat_now.set
 
@@ -147,6 +149,7 @@ class Daemon:
                 ("orders", self._guard(self._orders)),
                 ("reports", self._guard(self._reports)),
                 ("warm-up", self._warm_up()),
+                ("samples", self._guard(self._samples)),
             )
         ]
         log.info(
@@ -162,8 +165,10 @@ class Daemon:
 
     async def _end(self, loops: "list[asyncio.Task[None]]") -> None:
         """Everything down, within 10 s."""
-        heartbeat, orders, reports, warm_up = loops
-        await _cancel([heartbeat, orders, warm_up, *([self._measuring] if self._measuring else [])])
+        heartbeat, orders, reports, warm_up, samples = loops
+        await _cancel(
+            [heartbeat, orders, warm_up, samples, *([self._measuring] if self._measuring else [])]
+        )
         reason = "the fellow was stopped on its own machine"
         if self._failure is not None:
             reason = self._failure.message
@@ -219,6 +224,7 @@ class Daemon:
                 asked_at = time.monotonic()
                 self._beat_now.clear()
                 self._take(await self._tell(await self._beat()), asked_at)
+                self._envelopes.taken()
                 self._first_answer.set()
                 backoff.succeeded()
             except SwarmError as error:
@@ -231,6 +237,14 @@ class Daemon:
                     await self._beat_now.wait()
             except TimeoutError:
                 pass
+
+    async def _samples(self) -> None:
+        try:
+            while True:
+                await asyncio.sleep(SAMPLE_S)
+                await asyncio.to_thread(self._envelopes.sample)
+        finally:
+            self._envelopes.close()
 
     async def _tell(self, beat: Heartbeat) -> DesiredState:
         """Tell the leader how this machine is, in short where it knows the rest."""
@@ -291,6 +305,7 @@ class Daemon:
             stages=supervisor.statuses()[:16],
             measuring=self._seen.is_measuring,
             probes=list(self._tests.ends.values()),
+            loads=self._envelopes.lap(cards),
             sent_bytes=self._link.sent_bytes,
             received_bytes=self._link.received_bytes,
             pipeline_sent_bytes=supervisor.sent_bytes,

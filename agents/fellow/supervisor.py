@@ -87,6 +87,14 @@ class Supervisor:
         """The processes of all workers."""
         return frozenset(worker.process.pid for worker in self._workers.values())
 
+    def pids_on(self, card_index: int) -> frozenset[int]:
+        """The processes of the workers that use a card."""
+        return frozenset(
+            worker.process.pid
+            for worker in list(self._workers.values())
+            if any(share.index == card_index for share in worker.order.cards)
+        )
+
     def statuses(self) -> list[StageStatus]:
         """All workers as a heartbeat tells them."""
         return [worker.status() for worker in self._workers.values()]
