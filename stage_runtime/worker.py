@@ -27,6 +27,7 @@ from stage_runtime.card_memory import cannot_fit
 from stage_runtime.causes import Paused, find_cause
 from stage_runtime.channel import Channel, ReportedLog
 from stage_runtime.checkpoint import Checkpoint
+from stage_runtime.documents import fetch_document_starts
 from stage_runtime.download import fetch_stage
 from stage_runtime.frame_limit import largest_frame
 from stage_runtime.leader_files import LeaderAccess, fetch_token_file
@@ -228,6 +229,10 @@ class _Worker:
         if order.is_first or order.is_last:
             token_file, tokens_fetched = fetch_token_file(
                 self.leader, cache, order.tokens.digest, order.tokens.size_bytes, check
+            )
+        elif order.settings.document_mask:
+            token_file, tokens_fetched = fetch_document_starts(
+                self.leader, cache, order.tokens, check
             )
         checkpoint, fetched = fetch_stage(order.model, span_of(order), self.leader, cache, check)
         whole = fetched + tokens_fetched

@@ -77,13 +77,20 @@ class Results:
         """The folder of a job's joined result."""
         return self._files.folder(job_id) / "adapter"
 
-    async def join(self, rows: list[Stage]) -> dict[str, dict[str, object]]:
+    async def join(
+        self, rows: list[Stage], *, is_wanted: bool = True
+    ) -> dict[str, dict[str, object]] | None:
         """Join the files of an attempt whose stages are all done: {file: {sha256, size_bytes}}.
+
+        None of a result that is not wanted: its files are deleted.
 
         Raises:
             SwarmError: stage-failed for a stage without its file; invalid-input for a broken one.
         """
         parts = [self.part(StageKey(s.fellow_id, s.job_id, s.attempt, s.stage)) for s in rows]
+        if not is_wanted:
+            await asyncio.to_thread(shutil.rmtree, parts[0].parent, True)
+            return None
         missing = [row.stage for row, part in zip(rows, parts) if not part.is_file()]
         if missing:
             raise SwarmError(

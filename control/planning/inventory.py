@@ -31,6 +31,7 @@ VERSION = "0.1.0"
 FEATURES = (
     "stage", "lora", "full", "recompute", "chunked-loss", "evaluate",
     "int8", "nf4", "fixed_int8", "fixed_int4", "rotation", "learned", "boundary",
+    "document-mask",
 )  # fmt: skip
 STORED_FORMATS: tuple[NumberFormat, ...] = ("int8", "nf4")
 STORED_BYTES = {"float32": 4}
