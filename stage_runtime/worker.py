@@ -210,8 +210,14 @@ class _Worker:
         if order.settings.backend != "swarm":
             return
         name = LinkName(order.job_id, order.attempt, order.stage, order.stage)
-        options = LinkOptions(more_addresses=self.start.more_addresses, on_path=self._paths.tell)
-        self.links = PipelineLinks.open(name, order.num_stages, self.start.listen_address, options)
+        start = self.start
+        options = LinkOptions(
+            more_addresses=start.more_addresses,
+            listen_port=start.listen_port,
+            announced=start.announced,
+            on_path=self._paths.tell,
+        )
+        self.links = PipelineLinks.open(name, order.num_stages, start.listen_address, options)
         endpoint = self.links.endpoint
         self.channel.report(
             StageBound, public_key=endpoint.public_key, endpoints=list(endpoint.endpoints)

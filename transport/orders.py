@@ -352,6 +352,10 @@ class WorkerStart(Model):
     """IP address that its socket binds."""
     more_addresses: list[str] = []
     """Others that it binds where it can; one of a mesh interface begins with "mesh+"."""
+    listen_port: int = 0
+    """0 = a free one. Another: the one that a router or proxy passes on."""
+    announced: list[str] = []
+    """What neighbours are told to dial instead of the above."""
 
 
 class WorkerLinks(Model):

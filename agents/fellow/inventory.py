@@ -107,7 +107,7 @@ class Inventory:
         return CardReport(
             index=index,
             kind="cpu",
-            name=self._cpu_name,
+            name=f"{offer.plays} (virtual)" if offer.plays else self._cpu_name,
             uuid=f"cpu-{self._fellow_id}-{index}",
             total_bytes=offer.budget_bytes,
             free_bytes=free_bytes,
