@@ -161,6 +161,10 @@ class Leader:
         """The fellow of a credential; None when unknown or removed."""
         return self.office.registry.authenticate(credential)
 
+    def admit(self, fellow_id: str, life: str) -> None:
+        """Refuse a second daemon that speaks for a fellow; see control.fellows.lives."""
+        self.office.registry.admit(fellow_id, life)
+
     async def join(self, ask: JoinAsk) -> Joined:
         """Let a machine in."""
         return await self.office.invites.join(ask, self.office.clock, self.office.random_bytes)

@@ -22,6 +22,7 @@ from control.fellows.link_tests import (
     order_of,
     order_of_peer,
 )
+from control.fellows.lives import Lives
 from control.fellows.rates import Rates, rates_between
 from control.fellows.secret_text import sha256_text
 from control.fellows.vanished import Gone, Vanished
@@ -61,6 +62,8 @@ class Member:
     """Monotonic, of the last heartbeat since the leader's start."""
     seen_at: float | None = None
     """Unix time of the same."""
+    copied_at: float | None = None
+    """Unix time at which a copy of it was refused last."""
     rates: Rates | None = None
     online: bool = False
     assignments: tuple[StageAssignment, ...] = ()
@@ -139,6 +142,7 @@ class Registry:
         self.suspects_itself = False
         """Most fellows are silent at once: nobody counts as lost for a while."""
         self.vanished = Vanished(clock)
+        self.lives = Lives(clock, self.vanished, timing.offline_after_s)
         self.heard = asyncio.Event()
         """Set whenever something changed that may let a waiting job start."""
 
@@ -158,11 +162,24 @@ class Registry:
         self._by_credential.pop(member.stored.credential_sha256, None)
         member.changed.set()
         self.vanished.forget(fellow_id)
+        self.lives.forget(fellow_id)
         self._publish("fellows", member.pool, "removed")
 
     def authenticate(self, credential: str) -> str | None:
         """The fellow of a credential."""
         return self._by_credential.get(sha256_text(credential))
+
+    def admit(self, fellow_id: str, life: str) -> None:
+        """Let one start of a daemon speak for a fellow.
+
+        Raises:
+            SwarmError: conflict for a second one beside the first; unavailable while that is open.
+        """
+        try:
+            self.lives.admit(fellow_id, life)
+        finally:
+            if fellow_id in self._members:
+                self._members[fellow_id].copied_at = self.lives.copies.get(fellow_id)
 
     def find(self, fellow_id: str) -> Member | None:
         """A fellow by id."""

@@ -19,7 +19,7 @@ from transport.reports import Numbered, Report, ReportBatch, StageFailed
 
 if TYPE_CHECKING:
     from tests.simulation.stage import Stage
-    from tests.simulation.world import World
+    from tests.simulation.world import Door, World
 
 GB = 10**9
 HEARTBEAT_S = 5.0
@@ -52,6 +52,7 @@ class Machine:
         self.thawed = asyncio.Event()
         self.thawed.set()
         self.is_up = False
+        self.starts = 0
         self._tasks: list[asyncio.Task[None]] = []
         self._desired: list[StageAssignment] = []
         self._revision = 0
@@ -64,6 +65,7 @@ class Machine:
     def start(self) -> None:
         """Start the daemon."""
         self.is_up = True
+        self.starts += 1
         self._revision, self._desired = 0, []
         for key, is_over in list(self.disk.over.items()):
             if not is_over:
@@ -206,7 +208,7 @@ class Machine:
             )
             try:
                 taken = await self.way.ask(
-                    lambda told=batch: self.world.door.reports(self.fellow_id, told)  # type: ignore[misc]
+                    lambda told=batch: self._speak().reports(self.fellow_id, told)  # type: ignore[misc]
                 )
             except (Away, SwarmError):
                 await passed(RETRY_S)
@@ -219,11 +221,16 @@ class Machine:
         self.disk.acknowledged = max(self.disk.acknowledged, number)
         self.disk.spool = [one for one in self.disk.spool if one.sequence > number]
 
+    def _speak(self) -> "Door":
+        """The leader's door, once it has let in this start of the daemon."""
+        self.world.door.admit(self.fellow_id, f"{self.starts:016x}")
+        return self.world.door
+
     async def _one_beat(self) -> DesiredState:
-        return await self.world.door.heartbeat(self.fellow_id, self.beat())
+        return await self._speak().heartbeat(self.fellow_id, self.beat())
 
     async def _held(self) -> DesiredState:
-        return await self.world.door.orders(self.fellow_id, self._revision)
+        return await self._speak().orders(self.fellow_id, self._revision)
 
     def _take(self, state: DesiredState, asked_at: float) -> None:
         """Take the leader's word, unless a newer one came while this was on its way."""
