@@ -79,12 +79,10 @@ class Lives:
         silent_s = now - known.heard_at
         if silent_s >= self._silent_after_s:
             return True
+        if self._vanished.is_asking(fellow_id):
+            return False
         quiet_s = self._vanished.quiet_s(fellow_id)
-        is_asking = self._vanished.is_asking(fellow_id)
-        return (
-            not is_asking
-            and min(silent_s, silent_s if quiet_s is None else quiet_s) >= OVER_AFTER_S
-        )
+        return min(silent_s, silent_s if quiet_s is None else quiet_s) >= OVER_AFTER_S
 
 
 def _refuse(refused: dict[str, None], life: str) -> None:

@@ -109,12 +109,12 @@ class Member:
         return any(one != job_id for one in told)
 
     def cards(self) -> list[CardReport]:
-        """Its cards, each with the newest figure of every number format."""
+        """Its cards, each with the figure told last of every number format."""
         if self.beat is None:
             return []
         return [
             card.model_copy(
-                update={"speeds": _newest(card.speeds, self.speeds.get(card.index, []))}
+                update={"speeds": _latest(self.speeds.get(card.index, []), card.speeds)}
             )
             for card in self.beat.cards
         ]
@@ -345,7 +345,7 @@ class Registry:
         member = self._members.get(fellow_id)
         if member is not None:
             known = member.speeds.get(card_index, [])
-            member.speeds[card_index] = _newest(known, speeds)
+            member.speeds[card_index] = _latest(known, speeds)
             self._publish("fellows", member.pool, "measured")
 
     def note_measured(self, fellow_id: str, token: str, card_index: int) -> None:
@@ -480,10 +480,7 @@ def _matters(before: Heartbeat, now: Heartbeat) -> bool:
     )
 
 
-def _newest(first: Iterable[Speed], second: Iterable[Speed]) -> list[Speed]:
-    best: dict[str, Speed] = {}
-    for speed in (*first, *second):
-        known = best.get(speed.number_format)
-        if known is None or speed.measured_at >= known.measured_at:
-            best[speed.number_format] = speed
-    return sorted(best.values(), key=lambda speed: speed.number_format)
+def _latest(known: Iterable[Speed], told: Iterable[Speed]) -> list[Speed]:
+    """What was told last of each number format: a fellow's clock may have been wrong before."""
+    last = {speed.number_format: speed for speed in (*known, *told)}
+    return sorted(last.values(), key=lambda speed: speed.number_format)
