@@ -39,6 +39,32 @@ class Disk:
     """Stages that were ever started; True once their end was reported."""
 
 
+def _parts(fellow_id: str, free_bytes: int) -> tuple[MachineReport, list[CardReport]]:
+    """What every heartbeat of a machine says alike."""
+    machine = MachineReport(
+        hostname=f"host-{fellow_id}",
+        system="Linux",
+        cores=2,
+        memory_bytes=8 * GB,
+        memory_free_bytes=4 * GB,
+        disk_free_bytes=100 * GB,
+        version="0.1.0",
+        features=["stage", "lora", "full"],
+        listen_address="127.0.0.1",
+    )
+    card = CardReport(
+        index=0,
+        kind="cpu",
+        name="CPU",
+        uuid=f"cpu-{fellow_id}",
+        total_bytes=free_bytes,
+        free_bytes=free_bytes,
+        threads=1,
+        number_formats=["float32"],
+    )
+    return machine, [card]
+
+
 class Machine:
     """One machine with one card."""
 
@@ -53,6 +79,7 @@ class Machine:
         self.thawed.set()
         self.is_up = False
         self.starts = 0
+        self._machine, self._cards = _parts(fellow_id, free_bytes)
         self._tasks: list[asyncio.Task[None]] = []
         self._desired: list[StageAssignment] = []
         self._revision = 0
@@ -135,29 +162,8 @@ class Machine:
         return Heartbeat(
             protocol=PROTOCOL,
             fellow_id=self.fellow_id,
-            machine=MachineReport(
-                hostname=f"host-{self.fellow_id}",
-                system="Linux",
-                cores=2,
-                memory_bytes=8 * GB,
-                memory_free_bytes=4 * GB,
-                disk_free_bytes=100 * GB,
-                version="0.1.0",
-                features=["stage", "lora", "full"],
-                listen_address="127.0.0.1",
-            ),
-            cards=[
-                CardReport(
-                    index=0,
-                    kind="cpu",
-                    name="CPU",
-                    uuid=f"cpu-{self.fellow_id}",
-                    total_bytes=self.free_bytes,
-                    free_bytes=self.free_bytes,
-                    threads=1,
-                    number_formats=["float32"],
-                )
-            ],
+            machine=self._machine,
+            cards=self._cards,
             stages=[
                 StageStatus(
                     job_id=key.job_id,

@@ -110,7 +110,7 @@ class InlineConnection:
         self.is_crashed = False
 
     def __await__(self) -> Generator[Any, None, "InlineConnection"]:
-        yield from passed(0).__await__()
+        yield from asyncio.sleep(0).__await__()
         self._tx = self._connector()
         # Nothing here loses power: commits need not reach a disk, only the file.
         self._tx.execute("PRAGMA synchronous=OFF")
@@ -119,7 +119,7 @@ class InlineConnection:
 
     async def visit(self, run: Callable[[sqlite3.Connection], T]) -> T:
         """Run a closure, as the thread would between two rounds of the loop."""
-        await passed(0)
+        await asyncio.sleep(0)
         if self.is_crashed or self._tx is None:
             raise sqlite3.OperationalError("the leader was killed")
         return run(self._tx)
