@@ -29,6 +29,7 @@ from control.jobs.lifecycle import Jobs, Tools
 from control.jobs.planner import PlanTerms, PoolPlanner, Sources
 from control.jobs.relaying import relay_terms
 from control.jobs.results import Results, StageKey
+from control.jobs.verifying import Verifications, VerifyTools
 from control.operations.call import Call, run
 from control.operations.office import Office
 from control.operations.registry import handlers
@@ -46,7 +47,15 @@ from transport.beats import ShortBeat
 from transport.cards import Heartbeat
 from transport.ids import RandomBytes
 from transport.orders import DesiredState
-from transport.reports import ExportFailed, JoinAsk, Joined, ReportBatch, ReportsTaken
+from transport.reports import (
+    ExportFailed,
+    JoinAsk,
+    Joined,
+    ReferenceFailed,
+    ReferenceTrained,
+    ReportBatch,
+    ReportsTaken,
+)
 
 log = logging.getLogger(__name__)
 
@@ -96,6 +105,7 @@ class Leader:
             asyncio.create_task(self._sweep_loop(), name="sweep"),
             asyncio.create_task(self._vanished_loop(), name="vanished"),
             asyncio.create_task(self._every(self.office.exports.turn), name="exports"),
+            asyncio.create_task(self._every(self.office.verifications.turn), name="verify"),
             asyncio.create_task(self._every(self.office.jobs.keep_ready), name="ready plans"),
             asyncio.create_task(self._schedule_loop(), name="schedule"),
             asyncio.create_task(self._housekeeping_loop(), name="housekeeping"),
@@ -187,6 +197,8 @@ class Leader:
         for numbered in batch.reports:
             if isinstance(numbered.report, ExportFailed):
                 await self.office.exports.fail(fellow_id, numbered.report)
+            if isinstance(numbered.report, ReferenceTrained | ReferenceFailed):
+                await self.office.verifications.take(fellow_id, numbered.report)
         taking = asyncio.ensure_future(self.office.jobs.take_reports(fellow_id, batch))
         taking.add_done_callback(lambda done: done.cancelled() or done.exception())
         return await asyncio.shield(taking)
@@ -236,6 +248,7 @@ class Leader:
         await self.office.snapshots.load()
         await self.office.jobs.load()
         await self.office.exports.turn()
+        await self.office.verifications.turn()
 
     async def _sweep(self) -> None:
         registry = self.office.registry
@@ -344,6 +357,17 @@ def compose(
         auto_replace=settings.auto_replace,
     )
     exporting = ExportTools(database, registry, results, files, clock, random_bytes, events.publish)
+    life = Jobs(tools)
+    verifying = VerifyTools(
+        database,
+        registry,
+        planner,
+        files,
+        lambda digest: tokens.find(digest) is not None,
+        life.follow,
+        clock,
+        random_bytes,
+    )
     office = Office(
         settings=settings,
         clock=clock,
@@ -358,9 +382,10 @@ def compose(
         datasets=datasets,
         models=models,
         planner=planner,
-        jobs=Jobs(tools),
+        jobs=life,
         results=results,
         exports=Exports(exporting),
+        verifications=Verifications(verifying),
         snapshots=saved,
         files=files,
         relay_key=relay_key(key),

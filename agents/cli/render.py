@@ -18,6 +18,7 @@ from agents.cli.loss_words import if_lost_text
 from agents.cli.render_data import data_lines, preview_text
 from agents.cli.step_time import step_time_text
 from agents.cli.tables import DASH, table
+from agents.cli.verify import verification_lines, verify_text
 from agents.log_lines import clean
 from transport.api.buckets import (
     BucketPreview,
@@ -33,6 +34,7 @@ from transport.api.plans import Offer, PlannedCard, PlanView
 from transport.api.pools import ClusterView, InviteView, PoolsListed, TokensListed, TokenView
 from transport.api.saved_states import JobsSaved
 from transport.api.serving import ServePlanView
+from transport.api.verify import VerifyView
 from transport.units import human_bytes, human_count, human_seconds
 
 
@@ -204,6 +206,7 @@ def job_text(job: JobView) -> RenderableType:
     parts += [_line("Link", boundary_text(one)) for one in job.boundaries if one.path]
     parts += [_line("If lost", if_lost_text(job, one)) for one in job.if_lost]
     parts += [_line("Held out", _evaluation(one)) for one in job.evaluations]
+    parts += [] if job.verification is None else verification_lines(job.verification)
     parts += [_line("Chosen", f"{c.setting} {_value(c.value)}: {c.reason}") for c in job.chosen]
     parts += [_line("Count", f"{name}: {count}") for name, count in job.counts.items() if count]
     if job.untrusted_error:
@@ -457,6 +460,7 @@ _RENDERERS: dict[type[Answer], Callable[[Any], RenderableType]] = {
     PlanView: plan_text,
     ServePlanView: serve_plan_text,
     JobView: job_text,
+    VerifyView: verify_text,
     JobsListed: _jobs,
     JobsLogged: _logs,
     JobsRecorded: _records,

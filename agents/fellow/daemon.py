@@ -26,6 +26,7 @@ from agents.fellow.leader_link import LeaderLink
 from agents.fellow.link_tests import LinkTests, Place, measure_leader
 from agents.fellow.outbox import Backoff, Outbox
 from agents.fellow.probe import PROBE, measure, prove
+from agents.fellow.referee import REFERENCE, Referee, RefereeSetting
 from agents.fellow.spool import Spool
 from agents.fellow.supervisor import Supervisor, WorkerSetting
 from agents.fellow.turn import measuring_turn
@@ -59,6 +60,7 @@ class DaemonSetting:
     """Starts the workers; None = a forkserver, or plain processes when not warm."""
     probe: tuple[str, ...] = PROBE
     export: tuple[str, ...] = EXPORT
+    reference: tuple[str, ...] = REFERENCE
     patience: Patience = PATIENCE
 
 
@@ -127,6 +129,16 @@ class Daemon:
             command=setting.export,
         )
         self._exporter = Exporter(exporting, self._outbox.put)
+        self._referee = Referee(
+            RefereeSetting(
+                leader_url=split_pin(identity.leader)[0],
+                leader_token=identity.credential,
+                leader_pin=split_pin(identity.leader)[1],
+                cache_folder=setting.cache_folder,
+                command=setting.reference,
+            ),
+            self._outbox.put,
+        )
         # A card that is free again is told at once: the next job may wait for it.
         self._supervisor.on_change = self._beat_now.set
 
@@ -168,6 +180,7 @@ class Daemon:
         if self._failure is not None:
             reason = self._failure.message
         await self._exporter.close()
+        await self._referee.close()
         await self._supervisor.close(reason)
         if self._failure is None:
             await self._outbox.flush(_FLUSH_S)
@@ -275,6 +288,7 @@ class Daemon:
         self._seen.revision, self._seen.heard_at = state.revision, time.monotonic()
         self._supervisor.want(state.stages)
         self._exporter.want(state.export)
+        self._referee.want(state.reference)
         if state.measure is not None:
             if state.measure.token not in self._seen.measured:
                 self._begin_measuring(state.measure)

@@ -27,6 +27,7 @@ from transport.errors import SwarmError
 FEATURES = (
     "stage", "lora", "full", "recompute", "chunked-loss", "evaluate", "measure", "direct",
     "measure-links", "fixed_int8", "fixed_int4", "rotation", "learned", "boundary", "resume",
+    "reference",
 )  # fmt: skip
 _DECIDING = ("torch", "transformers", "peft", "bitsandbytes")
 _CPU_FORMATS: list[NumberFormat] = ["float32", "bfloat16"]

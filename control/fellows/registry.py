@@ -31,7 +31,13 @@ from control.store.link_figures import LinkFigure
 from transport.beats import ShortBeat, lengthened
 from transport.cards import PROTOCOL, CardReport, Heartbeat, Speed
 from transport.errors import SwarmError, not_found
-from transport.orders import DesiredState, ExportOrder, MeasureOrder, StageAssignment
+from transport.orders import (
+    DesiredState,
+    ExportOrder,
+    MeasureOrder,
+    ReferenceOrder,
+    StageAssignment,
+)
 from transport.reports import LinkMeasured
 
 log = logging.getLogger(__name__)
@@ -69,6 +75,7 @@ class Member:
     assignments: tuple[StageAssignment, ...] = ()
     measure: MeasureOrder | None = None
     export: ExportOrder | None = None
+    reference: ReferenceOrder | None = None
     measure_since: float = 0.0
     measured_cards: set[int] = field(default_factory=set)
     tested: set[str] = field(default_factory=set)
@@ -97,12 +104,15 @@ class Member:
 
     @property
     def is_training(self) -> bool:
-        """Has a stage to run, or still runs one."""
+        """Has a stage to run, or still runs one, or trains a probe in one process."""
         running = self.beat.stages if self.beat else []
-        return bool(self.assignments) or any(s.phase not in ("done", "failed") for s in running)
+        has_order = bool(self.assignments) or self.reference is not None
+        return has_order or any(s.phase not in ("done", "failed") for s in running)
 
     def works_beside(self, job_id: str) -> bool:
-        """Whether it has, or runs, a stage of another job than this one."""
+        """Whether it has, or runs, something else than a stage of this job."""
+        if self.reference is not None:
+            return True
         told = [one.order.job_id for one in self.assignments]
         running = self.beat.stages if self.beat else []
         told += [one.job_id for one in running if one.phase not in ("done", "failed")]
@@ -267,6 +277,7 @@ class Registry:
             stages=list(member.assignments),
             measure=member.measure,
             export=member.export,
+            reference=member.reference,
             reports_committed=member.committed,
         )
 
@@ -338,6 +349,14 @@ class Registry:
         member = self._members.get(fellow_id)
         if member is not None and member.export != order:
             member.export = order
+            self._bump(member)
+
+    def order_reference(self, fellow_id: str, order: ReferenceOrder | None) -> None:
+        """Have a fellow train a probe in one process, or none; does nothing when told already."""
+        member = self._members.get(fellow_id)
+        if member is not None and member.reference != order:
+            member.reference = order
+            self.heard.set()
             self._bump(member)
 
     def take_speeds(self, fellow_id: str, card_index: int, speeds: list[Speed]) -> None:

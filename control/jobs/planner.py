@@ -32,6 +32,7 @@ from control.store import jobs, plans, stages
 from control.store.database import Database, Tx
 from control.store.jobs import Job
 from control.store.plans import StoredPlan
+from stage_runtime.model_facts import ModelFacts
 from transport.api.inventory import InventoryFile
 from transport.api.job_config import JobConfig
 from transport.api.serving import ServePlanView
@@ -122,6 +123,10 @@ class PoolPlanner:
         config = plan.view.config
         looked = await self._look(pool, config, await self._model(config.model.id), 0.0)
         return _placed(plan, looked)
+
+    async def facts(self, model_id: str) -> ModelFacts:
+        """What is known of a model."""
+        return (await self._model(model_id)).planned.facts
 
     async def tokenizer(self, model_id: str) -> TokenizerFolder:
         """The tokenizer of a model."""

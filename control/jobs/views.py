@@ -9,6 +9,7 @@ from itertools import pairwise
 
 from control.fellows.link_board import LinkBoard
 from control.job_states import has_ended
+from control.jobs.verdict import shown_of_job
 from control.planning.plan import plan_of_text
 from control.records.smoothing import debias
 from control.records.step_time import Marked, Run, mean_marks, where_it_went
@@ -75,6 +76,7 @@ def job_view(tx: Tx, job_id: str) -> JobView:
         step_time=_step_time(tx, job, rows),
         counts=dict(job.counts),
         adapter_ready=job.adapter is not None,
+        verification=shown_of_job(tx, job_id),
         untrusted_error=job.error,
         config=shown_config(job),
     )
@@ -211,6 +213,8 @@ def summary_of(job: Job, num_stages: int, step_s: float | None) -> str:
         left = None if step_s is None else (job.steps - job.step) * step_s
         more = "" if left is None else f", about {human_seconds(left)} left"
         return f"Job {job.job_id} trains {over}: step {job.step} of {job.steps}{loss}{more}."
+    if job.state == "completed" and job.probe_of is not None:
+        return f"Job {job.job_id} is complete: {job.step} steps{loss}, a probe of {job.probe_of}."
     if job.state == "completed":
         return f"Job {job.job_id} is complete: {job.step} steps{loss}. Its adapter can be fetched."
     if job.state == "failed":
@@ -221,6 +225,9 @@ def summary_of(job: Job, num_stages: int, step_s: float | None) -> str:
 def next_calls(job: Job) -> list[Next]:
     """Calls that make sense now."""
     me = {"job_id": job.job_id}
+    if job.state == "completed" and job.probe_of is not None:
+        of = {"job_id": job.probe_of}
+        return [Next(operation="jobs_get", arguments=of, why="see the verdict")]
     if job.state == "completed":
         return [Next(operation="models_export", arguments=me, why="find the trained files")]
     if job.state in ("failed", "cancelled"):

@@ -55,6 +55,8 @@ class Job:
     """What it went on from, oldest first: transport.api.jobs.Resumed."""
     loss_of: Mapping[str, Any] | None = None
     """Set while it looks for a place to go on: control.jobs.recovery.Loss."""
+    probe_of: str | None = None
+    """The job that it verifies by its first steps; its own result is not kept."""
 
 
 JSON_COLUMNS = ("counts", "adapter", "resumes", "loss_of")
@@ -79,6 +81,7 @@ def add(tx: Tx, job: Job) -> None:
         "steps": job.steps,
         "created_at": job.created_at,
         "started_at": job.started_at,
+        "probe_of": job.probe_of,
     }
     marks = ", ".join("?" * len(values))
     tx.execute(f"INSERT INTO jobs ({', '.join(values)}) VALUES ({marks})", tuple(values.values()))  # noqa: S608 - names are ours

@@ -12,7 +12,6 @@ gradients in place while a dispatch mode is on, and autocast follows the CPU's l
 """
 
 import os
-import weakref
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
@@ -26,7 +25,6 @@ from peft import LoraConfig, inject_adapter_in_model
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn import functional
-from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import AutoConfig, AutoModel, masking_utils
 from transformers.integrations import moe
 
@@ -35,6 +33,7 @@ from stage_runtime.lora_linear import AdapterShape, put_adapters
 from stage_runtime.loss import chunked_cross_entropy
 from stage_runtime.recompute import Rebuilds
 from stage_runtime.stage import Block, BlockPlan, Moment
+from tests.oracle.live_bytes import LiveBytes
 
 Kernel = Literal["flash", "efficient", "cpu"]
 """flash: CUDA, from Ampere on. efficient: CUDA before it, heads repeated. cpu: torch's own."""
@@ -58,6 +57,8 @@ class Case:
     stage: int = 1
     num_stages: int = 3
     recompute: bool = False
+    early: int = 0
+    """Blocks that stand again before their gradient comes; but on the last stage."""
     kernel: Kernel = "flash"
     grouped: bool = True
     """Experts run in the grouped kernel; else in transformers' fallback."""
@@ -97,39 +98,6 @@ class Counted:
     @property
     def peak(self) -> int:
         return max(self.step_peak, self.update_peak)
-
-
-class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Follows every storage by weak reference. `hold` registers what existed before."""
-
-    def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.now = self.peak = 0
-        self._known: dict[int, weakref.ref[Any]] = {}
-
-    def hold(self, tensor: Tensor) -> None:
-        """Count the storage of a tensor, once, until it dies."""
-        storage = tensor.untyped_storage()
-        key = storage._cdata
-        known = self._known.get(key)
-        if known is not None and known() is storage:
-            return
-        size = storage.nbytes()
-
-        def gone(_: Any) -> None:
-            self.now -= size
-            self._known.pop(key, None)
-
-        self._known[key] = weakref.ref(storage, gone)
-        self.now += size
-        self.peak = max(self.peak, self.now)
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        out = func(*args, **(kwargs or {}))
-        for one in out if isinstance(out, (tuple, list)) else (out,):
-            if isinstance(one, Tensor):
-                self.hold(one)
-        return out
 
 
 def count(case: Case) -> Counted:
@@ -300,8 +268,9 @@ class OracleStage:
 
     def _wrap(self) -> None:
         blocks = getattr(self.model, "layers", None) or self.model.h
-        rebuilds = Rebuilds() if self.case.recompute else None
-        plan = BlockPlan(Moment(0), lambda: None, lambda _: None, rebuilds)
+        early = 0 if self.case.is_last else self.case.early
+        self.rebuilds = Rebuilds(early) if self.case.recompute else None
+        plan = BlockPlan(Moment(0), lambda: None, lambda _: None, self.rebuilds)
         for local, block in enumerate(list(blocks)):
             blocks[local] = Block(block, local, plan, 0, torch.device("cpu"))
 
@@ -322,6 +291,8 @@ class OracleStage:
             yield from (one for one in state.values() if isinstance(one, Tensor))
 
     def forward(self, given: Tensor) -> Tensor:
+        if self.rebuilds is not None:
+            self.rebuilds.begin_micro_batch()
         key = "input_ids" if self.case.is_first else "inputs_embeds"
         with torch.autocast("cpu", self.case.dtype) if self.autocast else nullcontext():
             out: Tensor = self.model(**{key: given}, use_cache=False).last_hidden_state
@@ -388,6 +359,8 @@ class OneStep:
 
     def _backward(self, part: int) -> None:
         loss, _, given = self.waiting.pop(part)
+        while self.stage.rebuilds is not None and self.stage.rebuilds.rebuild_one():
+            pass
         loss.backward(None if self.case.is_last else self.gradients[part])  # type: ignore[no-untyped-call]
         given.grad = None
 
