@@ -25,6 +25,7 @@ from control.fellows.link_tests import (
 from control.fellows.lives import Lives
 from control.fellows.rates import Rates, rates_between
 from control.fellows.secret_text import sha256_text
+from control.fellows.told import latest, matters
 from control.fellows.vanished import Gone, Vanished
 from control.store.fellows import StoredFellow
 from control.store.link_figures import LinkFigure
@@ -123,9 +124,7 @@ class Member:
         if self.beat is None:
             return []
         return [
-            card.model_copy(
-                update={"speeds": _latest(self.speeds.get(card.index, []), card.speeds)}
-            )
+            card.model_copy(update={"speeds": latest(self.speeds.get(card.index, []), card.speeds)})
             for card in self.beat.cards
         ]
 
@@ -235,7 +234,7 @@ class Registry:
         self._introduce(member)
         if not was_online:
             self._publish("fellows", member.pool, "online")
-        if before is None or not was_online or _matters(before, told):
+        if before is None or not was_online or matters(before, told):
             self.heard.set()
         self._publish("fellows", member.pool, "beat")
         return self.desired(fellow_id)
@@ -364,7 +363,7 @@ class Registry:
         member = self._members.get(fellow_id)
         if member is not None:
             known = member.speeds.get(card_index, [])
-            member.speeds[card_index] = _latest(known, speeds)
+            member.speeds[card_index] = latest(known, speeds)
             self._publish("fellows", member.pool, "measured")
 
     def note_measured(self, fellow_id: str, token: str, card_index: int) -> None:
@@ -487,19 +486,3 @@ class Registry:
 
 def _tests_links(member: Member) -> bool:
     return member.beat is not None and FEATURE in member.beat.machine.features
-
-
-def _matters(before: Heartbeat, now: Heartbeat) -> bool:
-    """Whether a heartbeat says something by which a waiting job might start."""
-    return (
-        [(c.uuid, c.free_bytes) for c in before.cards]
-        != [(c.uuid, c.free_bytes) for c in now.cards]
-        or [(s.job_id, s.phase) for s in before.stages] != [(s.job_id, s.phase) for s in now.stages]
-        or before.measuring != now.measuring
-    )
-
-
-def _latest(known: Iterable[Speed], told: Iterable[Speed]) -> list[Speed]:
-    """What was told last of each number format: a fellow's clock may have been wrong before."""
-    last = {speed.number_format: speed for speed in (*known, *told)}
-    return sorted(last.values(), key=lambda speed: speed.number_format)
