@@ -390,7 +390,8 @@ class Prices:
         kinds = len(set(self.facts.layer_types[place.first_layer : place.last_layer + 1]))
         kinds = kinds if self.facts.family.wide_norm and not self.facts.family.scores else 1
         size = 2 * self.settings.seq_len * self.facts.head_size
-        return kinds * size * self.layer.number_bytes
+        rows = self.rows if self.settings.document_mask else 1  # positions differ from row to row
+        return rows * kinds * size * self.layer.number_bytes
 
     def _top(self, place: CardPlace, device: Device) -> int:
         """The most that a moment needs above what is kept: a block's backward, or the loss."""

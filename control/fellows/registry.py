@@ -30,7 +30,7 @@ from control.fellows.vanished import Gone, Vanished
 from control.store.fellows import StoredFellow
 from control.store.link_figures import LinkFigure
 from transport.beats import ShortBeat, lengthened
-from transport.cards import PROTOCOL, CardReport, Heartbeat, Speed
+from transport.cards import PROTOCOL, CardLoad, CardReport, Heartbeat, Speed
 from transport.errors import SwarmError, not_found
 from transport.orders import (
     DesiredState,
@@ -72,6 +72,8 @@ class Member:
     copied_at: float | None = None
     """Unix time at which a copy of it was refused last."""
     rates: Rates | None = None
+    loads: tuple[CardLoad, ...] = ()
+    """How its cards were used before its last report that told any; none while it is offline."""
     online: bool = False
     assignments: tuple[StageAssignment, ...] = ()
     measure: MeasureOrder | None = None
@@ -230,6 +232,8 @@ class Registry:
             member.rates = rates_between(before, told, now - member.heard_at)
         member.beat, member.heard_at, member.online = clean_model(told), now, True
         member.seen_at = self._clock.now()
+        # Two reports that follow each other at once have no sample in between.
+        member.loads = tuple(member.beat.loads) or member.loads
         self.links.note(member.beat)
         self._introduce(member)
         if not was_online:
@@ -452,7 +456,7 @@ class Registry:
     def _goes_offline(self, member: Member) -> None:
         self.vanished.forget(member.fellow_id)
         if member.online:
-            member.online, member.rates = False, None
+            member.online, member.rates, member.loads = False, None, ()
             self._drop_measure(member)
             self.heard.set()
             self._publish("fellows", member.pool, "offline")

@@ -59,6 +59,10 @@ def alone(case: Case, budget_bytes: int = 1 << 40) -> dict[str, Any]:
         (Point("gpt2", 2, method="full", layout="ragged", changes=(("steps", 4),)), 1e-5),
         (Point("mixtral-64", 2, changes=(("steps", 4), ("quantization", "nf4"))), 1e-5),
         (Point("llama", 2, changes=(("steps", 4), ("dtype", "float16"))), 5e-3),
+        (
+            Point("llama", 2, layout="documents", changes=(("steps", 4), ("document_mask", True))),
+            1e-5,
+        ),
     ],
     ids=str,
 )

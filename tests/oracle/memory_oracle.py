@@ -63,6 +63,8 @@ class Case:
     grouped: bool = True
     """Experts run in the grouped kernel; else in transformers' fallback."""
     chunk_tokens: int = 256
+    apart: bool = False
+    """Documents that share a sequence do not see each other."""
     fake: bool = True
     pefts_own: bool = False
     """peft's own adapter layers, which copy their inputs, instead of the engine's."""
@@ -128,10 +130,9 @@ def _kernels(case: Case) -> Iterator[None]:
     """Put the CUDA kernels' operators in the places of attention and of the experts' product."""
     with ExitStack() as stack:
         if case.fake:
-            # Fake positions have no values to read; real ones here are never packed.
-            stack.enter_context(
-                patch.object(masking_utils, "find_packed_sequence_indices", lambda _: None)
-            )
+            # Fake positions have no values to read.
+            packed = torch.zeros_like if case.apart else lambda _: None
+            stack.enter_context(patch.object(masking_utils, "find_packed_sequence_indices", packed))
         if case.kernel != "cpu":
             attend = _flash_or_efficient(case.kernel)
             stack.enter_context(patch.object(functional, "scaled_dot_product_attention", attend))
@@ -295,8 +296,16 @@ class OracleStage:
             self.rebuilds.begin_micro_batch()
         key = "input_ids" if self.case.is_first else "inputs_embeds"
         with torch.autocast("cpu", self.case.dtype) if self.autocast else nullcontext():
-            out: Tensor = self.model(**{key: given}, use_cache=False).last_hidden_state
+            out: Tensor = self.model(
+                **{key: given}, **self._positions(), use_cache=False
+            ).last_hidden_state
         return out.to(self.case.dtype)
+
+    def _positions(self) -> dict[str, Tensor]:
+        if not self.case.apart:
+            return {}
+        halves = torch.arange(self.case.seq_len) % (self.case.seq_len // 2)
+        return {"position_ids": halves.expand(self.case.rows, -1).contiguous()}
 
     def loss(self, hidden_BTD: Tensor, labels_BT: Tensor) -> Tensor:
         """As StageLoss does, but that every position has a target: shapes then need no data."""
