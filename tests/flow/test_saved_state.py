@@ -119,6 +119,37 @@ def test_a_run_split_again_over_fewer_stages_and_back_keeps_its_losses(
     assert list(losses(back)) == [7, 8]
 
 
+def test_a_tied_model_that_is_trained_whole_goes_on_with_the_same_bits_and_splits_again(
+    workers: Workers, ground: Ground, leader: LeaderTwin, tmp_path: Path
+) -> None:
+    made = ground.case(Point("llama", 3, method="full"))
+    leader.models["local/llama"] = ground.model("llama")
+    leader.tokens = ground.cache / "tokens"
+    settings = made.settings.model_copy(update={"steps": 6, "snapshot_every_steps": 3})
+    case = replace(made, settings=settings, leader_url=leader.url)
+    cuts = even_cuts(case.num_layers, 3)
+    whole = run_to_end(workers, case, 3)
+    # The table is saved once, by the first stage that owns it, with its moments.
+    holders = []
+    for stage in range(3):
+        path = tmp_path / f"{stage}.safetensors"
+        path.write_bytes(saved(leader, 1, 3, stage))
+        check_saved(path, case.orders(cuts)[stage], 3)
+        with safe_open(path, framework="pt") as opened:
+            names = [name for name in opened.keys() if "embed_tokens" in name or "lm_head" in name]  # noqa: SIM118
+        holders += [stage] * len(names)
+    assert holders == [0] * 4
+
+    rest = run_to_end(workers, going_on(case, leader, cuts), 3)
+    assert list(losses(rest)) == [4, 5, 6]
+    assert losses(rest).items() <= losses(whole).items()
+    assert trained(rest) == trained(whole)
+
+    fewer = run_to_end(workers, going_on(case, leader, cuts), 2)
+    for step, loss in losses(fewer).items():
+        assert loss == pytest.approx(losses(whole)[step], abs=1e-5)
+
+
 def test_a_leader_that_is_full_or_away_for_a_while_costs_no_step(
     workers: Workers, case: Case, leader: LeaderTwin
 ) -> None:
