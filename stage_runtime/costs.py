@@ -6,7 +6,7 @@ Tensor terms are counted against real stages in tests; workspace is an allowance
 docs/memory.md says the formulas in words; stage_runtime.kv_costs prices serving.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
 
@@ -14,107 +14,13 @@ from stage_runtime.boundary_costs import BoundaryCosts
 from stage_runtime.layer_costs import Kernels, LayerCosts
 from stage_runtime.model_facts import ModelFacts
 from stage_runtime.pieces import LOSS_WORDS, TWIN_ROWS
+from stage_runtime.places import CardPlace, Device, Price, with_workspace
 from stage_runtime.quantized_costs import StoredWeights
 from stage_runtime.tied_costs import piece_values, shares_table, table_values
-from transport.cards import CardKind
 from transport.orders import TrainSettings
-
-# A CUDA context, cuBLAS handles and kernels' own buffers: 300-600 MB a process on cards of the
-# last ten years, and 3-10 % that the allocator loses to fragments.
-GPU_CONTEXT_BYTES = 600_000_000
-GPU_FRAGMENTS = 0.05
-# A CPU card counts tensors only: nothing but a margin for what a step has never shown.
-CPU_MARGIN_BYTES = 8_000_000
-CPU_FRAGMENTS = 0.02
 
 LOGIT_CHUNK_BYTES = 91_000_000
 """Float32 logits that exist at once in the loss: 150 tokens at 151,936 words."""
-
-
-@dataclass(frozen=True)
-class Device:
-    """What of a card's kind changes a price."""
-
-    kind: CardKind
-    flash: bool = True
-    """Shared key-value heads stay shared in the attention kernel (CUDA: from Ampere on)."""
-    grouped: bool | None = None
-    """Experts run in the grouped product; None = as flash, which CUDA has from the same cards."""
-
-    def kernels(self, number_bytes: int) -> Kernels:
-        """What computes a block in this format. CUDA's flash kernel takes 16 bits only."""
-        narrow_only = self.kind in ("cuda", "rocm")
-        shared = self.kind == "cpu" or (self.flash and (number_bytes == 2 or not narrow_only))
-        grouped = self.kind == "cpu" or self.flash if self.grouped is None else self.grouped
-        return Kernels(shared, grouped)
-
-
-@dataclass(frozen=True)
-class CardPlace:
-    """What a card runs: layers of a stage, and whether the stage begins or ends on it."""
-
-    stage: int
-    num_stages: int
-    first_layer: int
-    last_layer: int
-    """Inclusive, global; first_layer - 1 when the card holds no layer."""
-    takes_input: bool = True
-    """The stage's input arrives on this card; on the first stage it holds the embeddings."""
-    gives_output: bool = True
-    """The stage's output leaves from this card; the last stage's holds the head and the loss."""
-
-    @property
-    def num_layers(self) -> int:
-        """Layers on the card."""
-        return self.last_layer - self.first_layer + 1
-
-    @property
-    def ends(self) -> tuple[bool, bool]:
-        """(whether the previous stage's output arrives here, whether the next one's leaves)."""
-        last = self.stage == self.num_stages - 1
-        return self.takes_input and self.stage > 0, self.gives_output and not last
-
-    @property
-    def embeds(self) -> bool:
-        """Whether the input embeddings lie here."""
-        return self.stage == 0 and self.takes_input
-
-    @property
-    def heads(self) -> bool:
-        """Whether the output head and the loss are computed here."""
-        return self.stage == self.num_stages - 1 and self.gives_output
-
-
-@dataclass(frozen=True)
-class Price:
-    """Bytes on one card at the peak of a step, by what they are for."""
-
-    weights: int
-    embeddings: int
-    """Input embeddings, head, the receive buffers of all micro-batches, and the buffer in which
-    a quantized projection is unpacked.
-    """
-    activations: int
-    """At the peak; on a CPU card also what loading holds for a moment beyond a step's peak."""
-    gradients: int
-    optimizer: int
-    lora: int
-    """The adapters themselves."""
-    workspace: int
-    """The device's context, kernels and fragments: an allowance that no tensor count shows."""
-    kv_cache: int = 0
-    """Keys and values of the context; serving only."""
-
-    @property
-    def tensor_bytes(self) -> int:
-        """What a count of live tensors shows at the peak."""
-        held = self.weights + self.embeddings + self.kv_cache + self.lora + self.optimizer
-        return held + self.activations + self.gradients
-
-    @property
-    def total(self) -> int:
-        """All that the card must have free."""
-        return self.tensor_bytes + self.workspace
 
 
 def loss_chunk_tokens(vocab: int) -> int:
@@ -181,7 +87,7 @@ class Prices:
         more = self._calibration_bytes(place, device, price) - price.tensor_bytes
         if more <= 0:
             return price
-        price = replace(price, activations=price.activations + more)
+        price = price._replace(activations=price.activations + more)
         return with_workspace(price, device, self._kernel_bytes(place, device, price))
 
     def at_step(self, place: CardPlace, device: Device) -> Price:
@@ -294,7 +200,8 @@ class Prices:
     def _peak(self, place: CardPlace, device: Device, all_gradients: int) -> tuple[int, int]:
         """(activations, gradients) at the moment of a step in which they weigh most together."""
         live = live_micro_batches(self.settings, place.stage, place.num_stages)
-        each, top = self.held(place, device), self._top(place, device)
+        each, gone = self.held(place, device), self._gone_with_loss(place)
+        loss, block = self._tops(place, device)
         moments = [
             ((live - 1) * each + self._table_gradient(place, first=True), all_gradients),
             (self._update_copy(place, device), all_gradients),
@@ -303,18 +210,29 @@ class Prices:
             # A second backward finds all gradients, and one less waiting when none is to begin.
             waiting = live - (self.settings.micro_batches == live)
             again = self._table_gradient(place, first=False)
-            moments.append((waiting * each + top, all_gradients))
+            moments.append((waiting * each + max(loss, block - gone), all_gradients))
             moments.append(((waiting - 1) * each + again, all_gradients))
         if self.settings.micro_batches == live:
             # Every micro-batch waits before the first backward: gradients come, activations go.
             layers, early = max(1, place.num_layers), all_gradients
             if self.layer.full and place.embeds:
                 early -= 4 * self.facts.embedding_params  # theirs comes last
-            layer, others = each // layers, early - early // layers
-            moments.append((live * each + top, 0))
-            moments.append(((live - 1) * each + layer + top, others))
+            layer, others = (each - gone) // layers, early - early // layers
+            moments.append((live * each + loss, 0))
+            moments.append((live * each - gone + block, self._head_gradient(place)))
+            moments.append(((live - 1) * each + layer + block, others))
             moments.append(((live - 1) * each + self._block(place, device) // 2, early))
         return max(moments, key=sum)
+
+    def _gone_with_loss(self, place: CardPlace) -> int:
+        """What a last stage keeps of a micro-batch for the loss, and no longer when its blocks'
+        backward begins: the final norm's part, the places of the targets, the head's gradient.
+        """
+        return self._kept_by_loss() - 2 * self.hidden_bytes if place.heads else 0
+
+    def _head_gradient(self, place: CardPlace) -> int:
+        """Made in forward; one of the gradients from the loss's backward on."""
+        return 4 * self.facts.head_params * (self.layer.full and place.heads)
 
     def _update_copy(self, place: CardPlace, device: Device) -> int:
         """What AdamW needs of its own while it steps: on a CPU card the root of a tensor's second
@@ -393,20 +311,24 @@ class Prices:
         return kinds * size * self.layer.number_bytes
 
     def _top(self, place: CardPlace, device: Device) -> int:
-        """The most that a moment needs above what is kept: a block's backward, or the loss."""
+        """The most that a moment needs above what is kept."""
+        return max(self._tops(place, device))
+
+    def _tops(self, place: CardPlace, device: Device) -> tuple[int, int]:
+        """(what the loss needs above what is kept, what a block's backward does)."""
+        loss = self._loss_top() if place.heads else 0
         coded = self.boundary.coding(*place.ends)
         if not place.num_layers:
-            return max(coded, self._loss_top() if place.heads else 0)
+            return max(coded, loss), coded
         blocks = self._blocks_on(device)
         top, product = blocks.top, self._product_top
         unpacked = self.stored.buffer()  # counted beside the embeddings
         if self._is_frozen(place):
-            return max(coded, top + 3 * self.hidden_bytes, product) - unpacked
-        if self.settings.recompute:
+            top += 3 * self.hidden_bytes
+        elif self.settings.recompute:
             block = self._whole_blocks(place) * self._block(place, device)
             top, product = blocks.repeated_top + block, product + block
-        top = max(coded, top, product, self._loss_top() if place.heads else 0)
-        return top - unpacked
+        return loss - unpacked, max(coded, top, product) - unpacked
 
     @cached_property
     def _product_top(self) -> int:
@@ -481,13 +403,3 @@ class _Blocks:
 def _between(until: list[int], place: CardPlace) -> int:
     """The sum over a place's layers; 0 when it has none."""
     return until[place.last_layer + 1] - until[place.first_layer]
-
-
-def with_workspace(price: Price, device: Device, kernel_bytes: int) -> Price:
-    """The price with the allowance for what no tensor count shows, kernels' own included."""
-    tensors = price.tensor_bytes
-    if device.kind == "cpu":
-        workspace = CPU_MARGIN_BYTES + int(CPU_FRAGMENTS * tensors) + kernel_bytes
-    else:
-        workspace = GPU_CONTEXT_BYTES + int(GPU_FRAGMENTS * tensors) + kernel_bytes
-    return replace(price, workspace=workspace)

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
 
-from stage_runtime.costs import CardPlace, Device, Price, Prices, with_workspace
+from stage_runtime.costs import Prices
 from stage_runtime.model_facts import ModelFacts
+from stage_runtime.places import CardPlace, Device, Price, with_workspace
 from transport.orders import TrainSettings
 
 Storage = Literal["16bit", "int8"]

@@ -5,12 +5,13 @@ layers are, not by their numbers; and by what of its stage changes a price, not 
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 
-from stage_runtime.costs import CardPlace, Device, Price, Prices, live_micro_batches
+from stage_runtime.costs import Prices, live_micro_batches
 from stage_runtime.kv_costs import ServePrices
 from stage_runtime.model_facts import ModelFacts
+from stage_runtime.places import CardPlace, Device, Price
 from transport.orders import TrainSettings
 
 
@@ -123,11 +124,13 @@ class Column:
         return found
 
     def _total(self, count: int) -> int:
-        places = (
-            replace(self.seat, first_layer=first, last_layer=first + count - 1)
+        stage, stages, _, _, takes, gives = self.seat
+        totals = [
+            self.book.total(
+                CardPlace(stage, stages, first, first + count - 1, takes, gives), self.device
+            )
             for first in self.book.starts(self.seat, count)
-        )
-        totals = [self.book.total(place, self.device) for place in places]
+        ]
         return min(totals) if self.least else max(totals)
 
     def most(self, free_bytes: int, at_most: int) -> int:

@@ -14,7 +14,7 @@ from control.planning.pace import Pace
 from control.planning.price_book import Column, PriceBook
 from control.planning.split import FellowCards, PlacedCard
 from control.planning.usable import Card
-from stage_runtime.costs import CardPlace
+from stage_runtime.places import CardPlace
 from transport.units import GB
 
 KEPT_FREE_SHARE = 0.1

@@ -10,7 +10,7 @@ from itertools import groupby, pairwise
 
 from control.planning.price_book import PriceBook
 from control.planning.usable import Card
-from stage_runtime.costs import CardPlace, Price
+from stage_runtime.places import CardPlace, Price
 from stage_runtime.spread import equal_counts, lay, spans
 from transport.errors import SwarmError
 
