@@ -101,11 +101,8 @@ class Price(NamedTuple):
         return self.tensor_bytes + self.workspace
 
 
-def with_workspace(price: Price, device: Device, kernel_bytes: int) -> Price:
-    """The price with the allowance for what no tensor count shows, kernels' own included."""
-    tensors = price.tensor_bytes
+def workspace_of(device: Device, tensor_bytes: int, kernel_bytes: int) -> int:
+    """The allowance for what no tensor count shows, kernels' own included."""
     if device.kind == "cpu":
-        workspace = CPU_MARGIN_BYTES + int(CPU_FRAGMENTS * tensors) + kernel_bytes
-    else:
-        workspace = GPU_CONTEXT_BYTES + int(GPU_FRAGMENTS * tensors) + kernel_bytes
-    return price._replace(workspace=workspace)
+        return CPU_MARGIN_BYTES + int(CPU_FRAGMENTS * tensor_bytes) + kernel_bytes
+    return GPU_CONTEXT_BYTES + int(GPU_FRAGMENTS * tensor_bytes) + kernel_bytes

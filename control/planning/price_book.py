@@ -65,6 +65,10 @@ class PriceBook:
             found = self._known[key] = self._prices.of(place, device)
         return found
 
+    def once(self, place: CardPlace, device: Device) -> Price:
+        """The same, not remembered."""
+        return self._prices.of(place, device)
+
     def _seat(self, place: CardPlace) -> tuple[object, ...]:
         """What of a place's stage may change its price: whether it is an end of the pipeline and
         of its fellow, and the micro-batches that wait there.
@@ -125,12 +129,13 @@ class Column:
 
     def _total(self, count: int) -> int:
         stage, stages, _, _, takes, gives = self.seat
-        totals = [
-            self.book.total(
-                CardPlace(stage, stages, first, first + count - 1, takes, gives), self.device
-            )
+        places = [
+            CardPlace(stage, stages, first, first + count - 1, takes, gives)
             for first in self.book.starts(self.seat, count)
         ]
+        if len(places) == 1:
+            return self.book.once(places[0], self.device).total  # the column remembers it
+        totals = [self.book.total(place, self.device) for place in places]
         return min(totals) if self.least else max(totals)
 
     def most(self, free_bytes: int, at_most: int) -> int:
