@@ -23,11 +23,13 @@ from control.fellows.credentials import Credentials
 from control.fellows.invites import Invites, InviteTerms
 from control.fellows.registry import Registry, Timing
 from control.fellows.secret_text import leader_key, relay_key
+from control.fellows.vanished import LOOK_S
 from control.jobs.exports import Exports, ExportTools
 from control.jobs.lifecycle import Jobs, Tools
 from control.jobs.planner import PlanTerms, PoolPlanner, Sources
 from control.jobs.relaying import relay_terms
 from control.jobs.results import Results, StageKey
+from control.jobs.verifying import Verifications, VerifyTools
 from control.operations.call import Call, run
 from control.operations.office import Office
 from control.operations.registry import handlers
@@ -45,7 +47,15 @@ from transport.beats import ShortBeat
 from transport.cards import Heartbeat
 from transport.ids import RandomBytes
 from transport.orders import DesiredState
-from transport.reports import ExportFailed, JoinAsk, Joined, ReportBatch, ReportsTaken
+from transport.reports import (
+    ExportFailed,
+    JoinAsk,
+    Joined,
+    ReferenceFailed,
+    ReferenceTrained,
+    ReportBatch,
+    ReportsTaken,
+)
 
 log = logging.getLogger(__name__)
 
@@ -93,7 +103,10 @@ class Leader:
         """Begin the loops that run by themselves."""
         self._loops = [
             asyncio.create_task(self._sweep_loop(), name="sweep"),
+            asyncio.create_task(self._vanished_loop(), name="vanished"),
             asyncio.create_task(self._every(self.office.exports.turn), name="exports"),
+            asyncio.create_task(self._every(self.office.verifications.turn), name="verify"),
+            asyncio.create_task(self._every(self.office.jobs.keep_ready), name="ready plans"),
             asyncio.create_task(self._schedule_loop(), name="schedule"),
             asyncio.create_task(self._housekeeping_loop(), name="housekeeping"),
         ]
@@ -180,6 +193,8 @@ class Leader:
         for numbered in batch.reports:
             if isinstance(numbered.report, ExportFailed):
                 await self.office.exports.fail(fellow_id, numbered.report)
+            if isinstance(numbered.report, ReferenceTrained | ReferenceFailed):
+                await self.office.verifications.take(fellow_id, numbered.report)
         taking = asyncio.ensure_future(self.office.jobs.take_reports(fellow_id, batch))
         taking.add_done_callback(lambda done: done.cancelled() or done.exception())
         return await asyncio.shield(taking)
@@ -229,6 +244,7 @@ class Leader:
         await self.office.snapshots.load()
         await self.office.jobs.load()
         await self.office.exports.turn()
+        await self.office.verifications.turn()
 
     async def _sweep(self) -> None:
         registry = self.office.registry
@@ -248,6 +264,20 @@ class Leader:
         while True:
             await self.office.clock.wait(self.office.settings.heartbeat_s / SWEEPS_A_BEAT)
             await _guarded(self._sweep)
+
+    async def _vanished_loop(self) -> None:
+        """Look closely while somebody with work has stopped asking for its orders."""
+        registry = self.office.registry
+        while True:
+            await registry.vanished.noted.wait()
+            registry.vanished.noted.clear()
+            while registry.vanished.may_be_gone(registry.every()):
+                await self.office.clock.wait(LOOK_S)
+                await _guarded(self._lose_vanished)
+
+    async def _lose_vanished(self) -> None:
+        for gone in self.office.registry.find_vanished():
+            await self.office.jobs.lose_fellow(gone.fellow_id, gone.why)
 
     async def _schedule_loop(self) -> None:
         registry = self.office.registry
@@ -323,6 +353,17 @@ def compose(
         auto_replace=settings.auto_replace,
     )
     exporting = ExportTools(database, registry, results, files, clock, random_bytes, events.publish)
+    life = Jobs(tools)
+    verifying = VerifyTools(
+        database,
+        registry,
+        planner,
+        files,
+        lambda digest: tokens.find(digest) is not None,
+        life.follow,
+        clock,
+        random_bytes,
+    )
     office = Office(
         settings=settings,
         clock=clock,
@@ -337,9 +378,10 @@ def compose(
         datasets=datasets,
         models=models,
         planner=planner,
-        jobs=Jobs(tools),
+        jobs=life,
         results=results,
         exports=Exports(exporting),
+        verifications=Verifications(verifying),
         snapshots=saved,
         files=files,
         relay_key=relay_key(key),

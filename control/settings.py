@@ -59,7 +59,7 @@ class Settings(BaseSettings):
     relay_key_file: Path | None = None
     """The key shared with a `swarm relay` elsewhere."""
     heartbeat_s: Annotated[float, Field(gt=0, le=60)] = 5.0
-    offline_after_s: Annotated[float, Field(gt=0, le=600)] = 15.0
+    offline_after_s: Annotated[float, Field(gt=0, le=600)] = 13.0
     plan_hours: Annotated[float, Field(gt=0, le=24 * 30)] = 24.0
     """How long a plan can be submitted by its plan_id."""
     invite_minutes: Annotated[float, Field(gt=0, le=24 * 60)] = 60.0

@@ -16,7 +16,7 @@ from starlette.routing import Route
 from control.jobs.results import StageKey
 from control.snapshots.keeper import SnapshotKey
 from mcp_server.access import FELLOW_PREFIX, Reception
-from mcp_server.closing import unless_closing
+from mcp_server.closing import unless_closing, unless_hung_up
 from mcp_server.export_files import ExportFiles
 from mcp_server.hub_files import HubFiles
 from mcp_server.office import Office, Promise
@@ -119,7 +119,8 @@ class FellowApi:
         if not re.fullmatch(r"-?[0-9]{1,18}", since):
             raise SwarmError("invalid-input", "/since: is a whole number", hint="send the revision")
         waiting = self.office.wait_orders(fellow_id, int(since), HOLD_S)
-        return _json(await unless_closing(waiting, self.closing))
+        # A sender that hangs up may be a process that died: the leader hears of it at once.
+        return _json(await unless_hung_up(unless_closing(waiting, self.closing), request))
 
     async def reports(self, request: Request) -> Response:
         """What happened in stages; answered after the commit."""

@@ -55,6 +55,16 @@ class Peer:
             self.received_bytes += size
 
 
+class NeighbourLinks(Protocol):
+    """The links of a stage: `transport.direct.PipelineLinks`, or loopback ones in tests."""
+
+    previous: Link | None
+    next: Link | None
+
+    def close(self, drain_s: float = 2.0) -> None:
+        """Close both, giving each up to drain_s to deliver."""
+
+
 class Waiting(Protocol):
     """What a work needs of its group."""
 

@@ -355,7 +355,8 @@ class Prices:
     def _rotary_table(self) -> int:
         if self.facts.learned_positions:
             return 0
-        return 2 * self.settings.seq_len * self.facts.head_size * self.layer.number_bytes
+        rows = self.rows if self.settings.document_mask else 1  # positions differ from row to row
+        return rows * 2 * self.settings.seq_len * self.facts.head_size * self.layer.number_bytes
 
     def _tops(self, place: CardPlace, device: Device) -> tuple[int, int]:
         """What a moment needs above what is kept: (the loss, a block's backward)."""

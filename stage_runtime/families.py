@@ -51,6 +51,8 @@ class Family:
     """The experts have biases, and bound gate and up before they multiply (gpt-oss)."""
     scores: Literal["", "softcap", "sinks"] = ""
     """Why no fused kernel computes the attention: whole scores exist then. "" = one does."""
+    splits_documents: bool = True
+    """Its class makes masks from positions: documents in one sequence can be kept apart."""
 
 
 _QKVO = ("q_proj", "k_proj", "v_proj", "o_proj")
@@ -96,6 +98,7 @@ FAMILIES: dict[str, Family] = {
         experts=True,
         clamped_experts=True,
         scores="sinks",
+        splits_documents=False,
     ),
     "gpt2": Family(
         layers="transformer.h",

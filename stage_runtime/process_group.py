@@ -29,7 +29,7 @@ import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import UTC, datetime
 from struct import pack, unpack
-from typing import Final, NamedTuple, Protocol
+from typing import Final, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -37,7 +37,16 @@ import zmq
 from torch import Tensor
 from torch._C._distributed_c10d import HashStore
 
-from stage_runtime.awaited import Awaited, Peer, RecvWork, SendWork, describe, difference, too_late
+from stage_runtime.awaited import (
+    Awaited,
+    NeighbourLinks,
+    Peer,
+    RecvWork,
+    SendWork,
+    describe,
+    difference,
+    too_late,
+)
 from stage_runtime.causes import Paused
 from stage_runtime.codecs.crossing import Crossing, is_of_tokens, slices
 from stage_runtime.marks import CONTROL, TRANSFER, WAIT, Marks
@@ -60,16 +69,6 @@ class TensorKind(NamedTuple):
 
 
 _VOTE_KIND: Final = TensorKind(torch.int32, (1,))
-
-
-class NeighbourLinks(Protocol):
-    """The links of a stage: `transport.direct.PipelineLinks`, or loopback ones in tests."""
-
-    previous: Link | None
-    next: Link | None
-
-    def close(self, drain_s: float = 2.0) -> None:
-        """Close both, giving each up to drain_s to deliver."""
 
 
 class SwarmGroup(dist.ProcessGroup):
@@ -103,6 +102,8 @@ class SwarmGroup(dist.ProcessGroup):
         self._wait_s = 0.0
         self.moved = 0
         """Blocks computed and frames received: what another thread sees of this one's progress."""
+        self.block_s, self._looked_at = 0.0, time.monotonic()
+        """The longest time from one check to the next without a wait: how late a stop is seen."""
         self._waiting: tuple[Callable[[], str], int, datetime] | None = None
         self._lock = threading.Lock()
         self._error: SwarmError | None = None
@@ -178,6 +179,7 @@ class SwarmGroup(dist.ProcessGroup):
         Call it on every stage with the same number, before each `schedule.step` and `.eval`
         (an evaluation repeats the number of the step it follows).
         """
+        self._looked_at = time.monotonic()  # what lay between the steps is no block
         self.check()
         self._step = step
         for peer in self._peers.values():
@@ -249,9 +251,11 @@ class SwarmGroup(dist.ProcessGroup):
     def check(self) -> None:
         """Serve the links without waiting; raise if the run must stop. For block guards."""
         self.moved += 1
+        self.block_s = max(self.block_s, time.monotonic() - self._looked_at)
         with self.marks.of(TRANSFER):
             self._serve()
         self._raise_if_failed()
+        self._looked_at = time.monotonic()
 
     def fail(self, error: SwarmError) -> None:
         """Stop: every pending and later wait raises `error` (the first one told). Any thread."""
@@ -336,7 +340,8 @@ class SwarmGroup(dist.ProcessGroup):
                         self._rest(min(left_s, _POLL_S))
         finally:
             self._waiting = None
-            self._wait_s += time.monotonic() - start
+            self._looked_at = time.monotonic()
+            self._wait_s += self._looked_at - start
 
     def waits_for(self) -> str:
         """What this stage waits for, from whom and since when; "" when it does not. Any thread."""
@@ -361,7 +366,8 @@ class SwarmGroup(dist.ProcessGroup):
         if kind == _VOTE_KIND:
             micro_batch = VOTE
         elif kind not in self._boundaries:
-            self._refuse(f"the engine asks to move {_name(kind)}, which the plan does not announce")
+            name = f"{str(kind.dtype).removeprefix('torch.')}{list(kind.shape)}"
+            self._refuse(f"the engine asks to move {name}, which the plan does not announce")
         else:
             wire = TensorKind(*peer.crossing.on_wire(kind.dtype, kind.shape, outward=is_out))
         return Header(
@@ -492,7 +498,3 @@ def install(group: SwarmGroup) -> None:
 
 def _filling(tensor: Tensor) -> Callable[[memoryview], None]:
     return lambda payload: fill(tensor, payload)
-
-
-def _name(kind: TensorKind) -> str:
-    return f"{str(kind.dtype).removeprefix('torch.')}{list(kind.shape)}"

@@ -183,16 +183,15 @@ def restore(
 
     Raises:
         SwarmError: invalid-input; a file cannot be read, is of another step, or lacks a tensor
-            that this stage trains.
+            that this stage trains, or has one that does not fit or is not finite.
     """
     assert order.resume is not None
     places = _places(order, files)
     found, is_fused = 0, bool(optimizer.defaults.get("fused"))
     for name, weight in sorted(trained.items()):
         values = {kind: _read(path, kind, name) for kind, path in places.get(name, {}).items()}
-        saved = values.pop(WEIGHT, None)
-        if saved is None or saved.shape != weight.shape:
-            raise _unfit(f"the saved step {order.resume.step} lacks {name}, or has another shape")
+        _check_fit(order, name, weight, values)
+        saved = values.pop(WEIGHT)
         with torch.no_grad():
             weight.copy_(saved)
         if values:
@@ -244,10 +243,29 @@ def _refuse_other(order: StageOrder, told: Mapping[str, str]) -> None:
         raise _unfit(f"a file of the saved step {resume.step} is of another job or step")
 
 
+def _check_fit(order: StageOrder, name: str, weight: Tensor, values: Mapping[str, Tensor]) -> None:
+    """Refuse values that this weight and its moments cannot have."""
+    step = order.resume.step if order.resume is not None else 0
+    saved = values.get(WEIGHT)
+    if saved is None or saved.shape != weight.shape or saved.dtype != weight.dtype:
+        raise _unfit(f"the saved step {step} lacks {name}, or has another shape or type of it")
+    for kind, value in values.items():
+        wanted = {"exp_avg": weight.shape, "exp_avg_sq": weight.shape, "step": torch.Size()}
+        if value.shape != wanted.get(kind, value.shape):
+            raise _unfit(f"the saved step {step} has {kind} of {name} in another shape")
+        if value.is_floating_point() and not torch.isfinite(value).all():
+            raise _unfit(f"the saved step {step} has a value in {kind} of {name} that is no number")
+
+
 def _read(path: Path, kind: str, name: str) -> Tensor:
-    with safe_open(str(path), framework="pt") as opened:
-        tensor = opened.get_tensor(f"{kind}.{name}")
+    try:
+        with safe_open(str(path), framework="pt") as opened:
+            tensor = opened.get_tensor(f"{kind}.{name}")
+    except (SafetensorError, OSError, ValueError, KeyError, AttributeError) as error:
+        raise _unfit(f"{kind}.{name} of the saved step cannot be read: {error}") from error
     assert isinstance(tensor, Tensor)
+    if tensor.dtype not in _NAMES:
+        raise _unfit(f"{kind}.{name} of the saved step is {tensor.dtype}, which no stage saves")
     return tensor.clone()
 
 

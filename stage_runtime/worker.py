@@ -27,6 +27,7 @@ from stage_runtime.card_memory import cannot_fit
 from stage_runtime.causes import Paused, find_cause
 from stage_runtime.channel import Channel, ReportedLog
 from stage_runtime.checkpoint import Checkpoint
+from stage_runtime.documents import fetch_document_starts
 from stage_runtime.download import fetch_stage
 from stage_runtime.frame_limit import largest_frame
 from stage_runtime.leader_files import LeaderAccess, fetch_token_file
@@ -36,6 +37,7 @@ from stage_runtime.process_group import SwarmGroup, make_group
 from stage_runtime.result import SavedFile, upload
 from stage_runtime.snapshot import SavePlace, fetch_saved
 from stage_runtime.stage_group import LauncherGroup, StageGroup
+from stage_runtime.stopping import Told
 from stage_runtime.train import LoadedRun, crossing_kinds, load, span_of, train
 from transport.direct import LinkOptions, PipelineLinks
 from transport.errors import SwarmError
@@ -63,6 +65,8 @@ class Control:
 
     links: "queue.SimpleQueue[Links | None]" = field(default_factory=queue.SimpleQueue)
     reason: str | None = None
+    told: Told | None = None
+    """When, and in the middle of what."""
     group: StageGroup | None = None
     lock: threading.Lock = field(default_factory=threading.Lock)
 
@@ -71,6 +75,7 @@ class Control:
         with self.lock:
             self.reason = self.reason or reason
             group = self.group
+            self.told = self.told or Told.now(group)
         # A kernel, a download or an upload that does not look up must not hold the pause.
         last_resort = threading.Timer(PAUSE_GRACE_S, os._exit, [EXIT_PAUSED])
         last_resort.daemon = True
@@ -205,8 +210,14 @@ class _Worker:
         if order.settings.backend != "swarm":
             return
         name = LinkName(order.job_id, order.attempt, order.stage, order.stage)
-        options = LinkOptions(more_addresses=self.start.more_addresses, on_path=self._paths.tell)
-        self.links = PipelineLinks.open(name, order.num_stages, self.start.listen_address, options)
+        start = self.start
+        options = LinkOptions(
+            more_addresses=start.more_addresses,
+            listen_port=start.listen_port,
+            announced=start.announced,
+            on_path=self._paths.tell,
+        )
+        self.links = PipelineLinks.open(name, order.num_stages, start.listen_address, options)
         endpoint = self.links.endpoint
         self.channel.report(
             StageBound, public_key=endpoint.public_key, endpoints=list(endpoint.endpoints)
@@ -218,6 +229,10 @@ class _Worker:
         if order.is_first or order.is_last:
             token_file, tokens_fetched = fetch_token_file(
                 self.leader, cache, order.tokens.digest, order.tokens.size_bytes, check
+            )
+        elif order.settings.document_mask:
+            token_file, tokens_fetched = fetch_document_starts(
+                self.leader, cache, order.tokens, check
             )
         checkpoint, fetched = fetch_stage(order.model, span_of(order), self.leader, cache, check)
         whole = fetched + tokens_fetched
@@ -251,6 +266,8 @@ class _Worker:
     def end(self, error: BaseException) -> int:
         """Tell the neighbours and the daemon why this stage ends; returns the exit code."""
         told = failure_of(error)
+        if isinstance(told, Paused) and self.control.told is not None:
+            log.info("%s", self.control.told.words(self.group))
         if self.group is not None:
             self._tell_neighbours(self.group, told)
             self.group.close(0.5)

@@ -226,7 +226,7 @@ class Fellow:
             memory_free_bytes=4 * GB,
             disk_free_bytes=100 * GB,
             version="0.1.0",
-            features=["stage", "lora", "full", "resume"],
+            features=["stage", "lora", "full", "resume", "reference"],
             listen_address="127.0.0.1",
         )
         told: dict[str, Any] = {

@@ -24,10 +24,10 @@ import zmq
 
 from transport.candidates import MESH_MARK, Candidate, told_endpoint
 from transport.errors import SwarmError
-from transport.frames import HEADER_BYTES
 from transport.keys import KeyPair, new_key_pair
 from transport.link import Link, LinkName
 from transport.orders import Links, Neighbour, RelayRoute
+from transport.pieces import MAX_FRAME_BYTES, FrameSizes
 from transport.reach import Reach, Reached, Ways
 from transport.zap import (
     CURVE_BYTES,
@@ -39,9 +39,10 @@ from transport.zap import (
 )
 from transport.zmq_wire import ZmqWire
 
-MAX_FRAME_BYTES: Final = HEADER_BYTES + 1_000_000_000
 MAX_ENDPOINTS: Final = 8
 BIND_AGAIN_S: Final = 2.0
+PORT_HELD_S: Final = 10.0
+"""How long a port of the owner's choice is waited for: a worker that must go has 5 s."""
 RELAYED_GRACE_S: Final = 60.0
 """How long a link that may go through a relay may be down: the relay, or its leader, restarts."""
 OnPath = Callable[[Link, Reached], None]
@@ -66,6 +67,10 @@ class LinkOptions:
     max_frame_bytes: int = MAX_FRAME_BYTES
     more_addresses: Sequence[str] = ()
     """Listened on beside the first where that is possible; "mesh+ADDRESS" on a mesh interface."""
+    listen_port: int = 0
+    """0 = a free one. Another may still be held by the attempt before: it is waited for."""
+    announced: Sequence[str] = ()
+    """Told to neighbours instead of the addresses that it listens on."""
     on_path: OnPath | None = None
     """Hears, in the links' thread, how a neighbour is reached: on every change and now and then."""
     clock: Callable[[], float] = time.monotonic
@@ -89,6 +94,7 @@ class PipelineLinks:
         self._keys: KeyPair = new_key_pair()
         self._options = options
         self._bound: zmq.Socket[Any] | None = None
+        self._bound_at: list[str] = []
         self._domain = f"{name.job_id}/{name.attempt}/{name.stage - 1}"
         self._is_connected = False
 
@@ -124,15 +130,27 @@ class PipelineLinks:
         endpoints: list[str] = []
         if self.name.stage > 0:
             self.zap.allow(self._domain)
-            address = f"tcp://{_host(listen_address)}:*"
-            self._bound = bind_socket(
-                self.zap, self._keys, self._domain, address, self._options.max_frame_bytes
-            )
+            self._bound = self._bind(f"tcp://{_host(listen_address)}")
             port = _port_of(self._bound)
             # Not as ZeroMQ tells it: it writes an IPv4 address as IPv6.
-            endpoints = [told_endpoint(listen_address, port)]
-            endpoints += self._listen_more(self._bound, port)
+            self._bound_at = [told_endpoint(listen_address, port)]
+            self._bound_at += self._listen_more(self._bound, port)
+            endpoints = list(self._options.announced[:MAX_ENDPOINTS]) or self._bound_at
         self.endpoint = Endpoint(self._keys.public, endpoints)
+
+    def _bind(self, address: str) -> zmq.Socket[Any]:
+        options, deadline = self._options, time.monotonic() + PORT_HELD_S
+        where = f"{address}:{options.listen_port or '*'}"
+        while True:
+            try:
+                return bind_socket(
+                    self.zap, self._keys, self._domain, where, options.max_frame_bytes
+                )
+            except SwarmError as error:
+                is_held = isinstance(error.__cause__, zmq.ZMQError) and options.listen_port
+                if not is_held or time.monotonic() > deadline:
+                    raise
+                time.sleep(0.1)
 
     def _listen_more(self, socket: zmq.Socket[Any], port: int) -> list[str]:
         """Bind the other addresses too; one that has gone since it was told is left out."""
@@ -178,7 +196,7 @@ class PipelineLinks:
         if self._bound is None:
             return
         self._bound.maxmsgsize = max_frame_bytes + CURVE_BYTES
-        for told in self.endpoint.endpoints:
+        for told in self._bound_at:
             endpoint = told.removeprefix(MESH_MARK)
             self._bound.unbind(endpoint)
             _bind_soon(self._bound, endpoint)
@@ -214,7 +232,8 @@ class PipelineLinks:
         grace_s = options.reconnect_grace_s
         if ways.relay is not None:
             grace_s = max(grace_s, options.relayed_grace_s)
-        link = Link(name, None, reconnect_grace_s=grace_s, clock=options.clock)
+        sizes = FrameSizes(options.max_frame_bytes)
+        link = Link(name, None, reconnect_grace_s=grace_s, sizes=sizes, clock=options.clock)
         on_path = options.on_path
         if on_path is not None:
             ways = replace(ways, tell=lambda reached: on_path(link, reached))

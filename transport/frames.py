@@ -30,7 +30,13 @@ BASIS: Final = 0xFFFE
 """The micro-batch number of what a codec is calibrated to, sent once before the first step."""
 MAX_CONTROL_VALUES: Final = 64
 MAX_REASON_BYTES: Final = 500
+MAX_PIECE_BYTES: Final = 1 << 20
+TAKES_PIECES: Final = 1
+"""The micro-batch number of a HELLO whose sender takes large frames in pieces. Versions before
+that say 0 there, and read nothing from it.
+"""
 _CRC_AT: Final = HEADER_BYTES - 4
+_CLAIMED: Final = struct.Struct("<Q")
 
 # Index = code on the wire; width in bytes. Append only: golden frames keep each release's codes.
 DTYPES: Final = (
@@ -48,7 +54,10 @@ _CODES: Final = {name: code for code, (name, _) in enumerate(DTYPES)}
 
 
 class Kind(IntEnum):
-    """What a frame is for. DATA and CONTROL are numbered and sent again until they arrive."""
+    """What a frame is for. DATA and CONTROL are numbered and sent again until they arrive.
+
+    A PIECE holds bytes of such a frame: `sequence` is that frame's, `step` the place in it.
+    """
 
     DATA = 1
     ACK = 2
@@ -56,6 +65,7 @@ class Kind(IntEnum):
     PAUSE = 4
     CONTROL = 5
     BYE = 6
+    PIECE = 7
 
 
 class Direction(IntEnum):
@@ -168,6 +178,13 @@ def decode(data: Buffer, *, crc: bool) -> Frame:
     return Frame(header, payload)
 
 
+def claimed_bytes(start: Buffer) -> int:
+    """The payload's size that an encoded frame claims: of its first 72 bytes or more."""
+    (size,) = _CLAIMED.unpack_from(start, _CRC_AT - _CLAIMED.size)
+    assert isinstance(size, int)
+    return size
+
+
 def _header(fields: list[int | bytes]) -> Header:
     """The header of unpacked fields kind .. shape; refuses unknown codes."""
     kind, direction, dtype, rank, micro_batch, attempt, step, job, sequence, ack, *shape = fields
@@ -201,6 +218,8 @@ def _check_form(header: Header) -> None:
             is_right = form == ("none", 0) or (
                 form == ("uint8", 1) and header.shape[0] <= MAX_REASON_BYTES
             )
+        case Kind.PIECE:
+            is_right = form == ("uint8", 1) and header.shape[0] <= MAX_PIECE_BYTES
         case _:
             is_right = form == ("none", 0)
     if not is_right:

@@ -84,11 +84,19 @@ class GoBackN:
         """
         if frame.header.sequence != self.expected:
             return False
-        if len(self.inbox) >= self.window:
-            raise FrameRefused(f"more than {self.window} frames came unasked")
+        self.check_room()
         self.inbox.append(frame)
         self.expected += 1
         return True
+
+    def check_room(self) -> None:
+        """Whether the other side may send the next frame, or a piece of it.
+
+        Raises:
+            FrameRefused: more frames than the window lets an honest sender send.
+        """
+        if len(self.inbox) >= self.window:
+            raise FrameRefused(f"more than {self.window} frames came unasked")
 
     def _forget(self, arrived: int) -> None:
         if arrived > self.transmitted:

@@ -1,9 +1,10 @@
 """A link: numbered frames between two neighbouring stages, in order, each exactly once.
 
-`Wire` is the port: something that carries whole frames and may lose them when its connection
+`wire.Wire` is the port: something that carries messages and may lose them when its connection
 breaks (`zmq_wire.ZmqWire` over ZeroMQ, `loopback.LoopbackWire` in memory). `Link` puts go-back-N
 on top: one mechanism for reconnects of any cause, and for moving from one wire to a better one in
-the middle of a run. Knows nothing of tensors, steps or plans, nor where a neighbour is reached.
+the middle of a run. Large frames cross in pieces. Knows nothing of tensors, steps or plans, nor
+where a neighbour is reached.
 
 One thread owns a link and calls everything here. Use it so:
     link.send(Header fields ...)   # queued at once; transmitted within a window of 16 frames
@@ -15,7 +16,7 @@ One thread owns a link and calls everything here. Use it so:
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
-from typing import Any, Final, Protocol
+from typing import Final
 
 import zmq
 
@@ -23,6 +24,7 @@ from transport.errors import SwarmError
 from transport.frames import (
     HEADER_BYTES,
     MAX_REASON_BYTES,
+    TAKES_PIECES,
     Buffer,
     Frame,
     Header,
@@ -32,12 +34,14 @@ from transport.frames import (
     job_tag,
 )
 from transport.go_back_n import GoBackN
+from transport.pieces import FrameSizes, Puzzle, check_inner, in_pieces
+from transport.wire import Change, Path, Pollable, Upkeep, Wire
 
 ACK_AFTER_FRAMES: Final = 4
 MAX_BREAKS_WITHOUT_PROGRESS: Final = 20
 LINGER_S: Final = 0.5
 FAREWELL_S: Final = 0.3
-Pollable = zmq.Socket[Any] | int
+FRAME_SIZES: Final = FrameSizes()
 
 
 class LinkFailed(SwarmError):
@@ -45,68 +49,6 @@ class LinkFailed(SwarmError):
 
     def __init__(self, message: str, *, echo: bool = False, hint: str = "") -> None:
         super().__init__("stage-failed", message, hint=hint, facts={"echo": echo})
-
-
-@dataclass(frozen=True, slots=True)
-class Change:
-    """The neighbour's connection came up or went down."""
-
-    is_up: bool
-
-
-class Wire(Protocol):
-    """Carries whole frames to one neighbour; loses them only when its connection breaks."""
-
-    needs_crc: bool
-    """Whether nothing below protects the bytes."""
-
-    @property
-    def pollables(self) -> list[Pollable]:
-        """What becomes readable when `events` has something."""
-
-    @property
-    def trouble(self) -> str:
-        """Why no connection stands, as far as known; "" otherwise."""
-
-    def send(self, frame: bytearray) -> bool:
-        """Hand over a frame that nobody changes from now on; False when nobody is connected."""
-
-    def events(self) -> Iterable[Change | Buffer]:
-        """All that happened since the last call, in order. Never waits."""
-
-    def close(self, linger_s: float) -> None:
-        """Close, giving what was handed over up to linger_s to leave. Idempotent."""
-
-
-class Upkeep(Protocol):
-    """Whoever gives a link its wires and takes them away; called with the link's thread."""
-
-    @property
-    def pollables(self) -> list[Pollable]:
-        """What becomes readable when `tick` has something to do."""
-
-    def tick(self) -> None:
-        """Look after the wires. Never waits.
-
-        Raises:
-            SwarmError: the link cannot go on.
-        """
-
-    def close(self) -> None:
-        """Let go of everything but the link's wires."""
-
-
-@dataclass(eq=False, slots=True)
-class Path:
-    """One wire of a link. The best one that is up carries what is sent; all are read."""
-
-    wire: Wire
-    rank: int
-    """Lower is better."""
-    is_up: bool = False
-    is_heard: bool = False
-    """A frame has come on its present connection."""
-    owes_hello: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,6 +85,7 @@ class Link:
         name: job, attempt and the two stages.
         wire: owned from now on; None when `add` brings the first one.
         reconnect_grace_s: how long a broken connection may take to come back.
+        sizes: of the frames that come, and of the pieces that go.
         clock: monotonic seconds.
     """
 
@@ -152,6 +95,7 @@ class Link:
         wire: Wire | None,
         *,
         reconnect_grace_s: float = 5.0,
+        sizes: FrameSizes = FRAME_SIZES,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.name = name
@@ -169,6 +113,9 @@ class Link:
         self._grace_s = reconnect_grace_s
         self._clock = clock
         self._core = GoBackN()
+        self._puzzle = Puzzle(sizes.largest_bytes)
+        self._piece_bytes = sizes.piece_bytes
+        self._takes_pieces = False  # until the neighbour says so
         self._job = job_tag(name.job_id)
         self._down_since: float | None = None
         self._breaks_in_a_row = 0
@@ -393,9 +340,13 @@ class Link:
             case Kind.DATA | Kind.CONTROL:
                 self._core.acknowledge(header.ack)
                 self._on_numbered(frame)
+            case Kind.PIECE:
+                self._core.acknowledge(header.ack)
+                self._on_piece(frame)
             case Kind.ACK:
                 self._core.acknowledge(header.ack)
             case Kind.HELLO:
+                self._takes_pieces = header.micro_batch == TAKES_PIECES
                 self._core.rewind(header.ack)
                 self._core.acknowledge(header.sequence)
                 self._owe(Kind.ACK)  # tells the other side that this path works
@@ -412,12 +363,29 @@ class Link:
         elif frame.header.sequence < self._core.expected:
             self.counts.duplicate_frames += 1
         else:
-            self.counts.gap_frames += 1
-            # Ask once for each missing frame: every later one is a gap too until it comes.
-            if self._gap_told != self._core.expected:
-                self._gap_told = self._core.expected
-                if self._active is not None:
-                    self._active.owes_hello = True
+            self._on_gap()
+
+    def _on_piece(self, piece: Frame) -> None:
+        core, header = self._core, piece.header
+        if header.sequence < core.expected:
+            self.counts.duplicate_frames += header.step == 0
+            return
+        if header.sequence == core.expected:
+            core.check_room()
+        if not self._puzzle.put(piece, core.expected):
+            self._on_gap()
+        elif (whole := self._puzzle.take()) is not None:
+            frame = decode(whole, crc=self._crc)
+            check_inner(header, frame.header)
+            self._on_numbered(frame)
+
+    def _on_gap(self) -> None:
+        self.counts.gap_frames += 1
+        # Ask once for each missing frame: every later one is a gap too until it comes.
+        if self._gap_told != self._core.expected:
+            self._gap_told = self._core.expected
+            if self._active is not None:
+                self._active.owes_hello = True
 
     def _owe(self, kind: Kind) -> None:
         self._owed[kind] = None
@@ -430,7 +398,7 @@ class Link:
                 path.owes_hello = False
         if self._active is None or self._active.owes_hello:
             return
-        while (frame := core.due()) is not None and self._transmit(frame):
+        while (frame := core.due()) is not None and self._transmit_numbered(frame):
             self.counts.resent_frames += core.mark_transmitted()
         for kind in list(self._owed):
             header = Header(kind, self._job, self.name.attempt, ack=core.used)
@@ -441,9 +409,22 @@ class Link:
     def _hello(self) -> bytearray:
         core = self._core
         header = Header(
-            Kind.HELLO, self._job, self.name.attempt, sequence=core.used, ack=core.expected
-        )
+            Kind.HELLO, self._job, self.name.attempt, micro_batch=TAKES_PIECES,
+            sequence=core.used, ack=core.expected,
+        )  # fmt: skip
         return encode(header, crc=self._crc)
+
+    def _transmit_numbered(self, frame: bytearray) -> bool:
+        """Send the frame that is due, in pieces when it is large and the neighbour takes them."""
+        if not self._takes_pieces or len(frame) <= self._piece_bytes:
+            return self._transmit(frame)
+        core = self._core
+        about = Header(
+            Kind.PIECE, self._job, self.name.attempt, sequence=core.to_transmit, ack=core.used
+        )
+        # A connection that goes meanwhile takes the first pieces along: all come again after it.
+        pieces = in_pieces(frame, about, self._piece_bytes, crc=self._crc)
+        return all(self._transmit(piece) for piece in pieces)
 
     def _transmit(self, frame: bytearray, path: Path | None = None) -> bool:
         path = path or self._active

@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Iterable
 
 from transport.frames import Buffer
-from transport.link import Change, Pollable
+from transport.wire import Change, Pollable
 
 
 class LoopbackWire:

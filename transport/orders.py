@@ -95,6 +95,8 @@ class TrainSettings(Model):
     once more (double quantization). Only with method "lora".
     """
     compression: CompressionSettings = CompressionSettings()
+    document_mask: bool = False
+    """Documents that share a sequence do not see each other, and positions begin anew in each."""
 
 
 class TokenFile(Model):
@@ -291,6 +293,32 @@ class ExportStart(Model):
     """Its own; emptied before it starts."""
 
 
+class ReferenceOrder(Model):
+    """Train a verification's probe in one process, without stages; carried out once."""
+
+    verify_id: Annotated[str, Field(pattern=r"^v-[a-z2-9]{8}$")]
+    job_id: JobId
+    """The probe that the stages trained."""
+    model: ModelSource
+    settings: TrainSettings
+    """The probe's. Schedule, recompute, compression and clip play no part in one process."""
+    tokens: TokenFile
+    card: CardShare
+    """All layers; planned_bytes is an estimate."""
+    threads: Positive
+
+
+class ReferenceStart(Model):
+    """The line a reference's process reads on its stdin, whose end ends it."""
+
+    kind: Literal["reference"] = "reference"
+    order: ReferenceOrder
+    leader_url: str
+    leader_token: str
+    leader_pin: str | None
+    cache_folder: str
+
+
 class DesiredState(Model):
     """All that a fellow should be doing. What is not here must not run."""
 
@@ -300,6 +328,7 @@ class DesiredState(Model):
     stages: list[StageAssignment]
     measure: MeasureOrder | None
     export: ExportOrder | None = None
+    reference: ReferenceOrder | None = None
     reports_committed: Count
     """The highest report sequence number of this fellow that is stored for good."""
 
@@ -323,6 +352,10 @@ class WorkerStart(Model):
     """IP address that its socket binds."""
     more_addresses: list[str] = []
     """Others that it binds where it can; one of a mesh interface begins with "mesh+"."""
+    listen_port: int = 0
+    """0 = a free one. Another: the one that a router or proxy passes on."""
+    announced: list[str] = []
+    """What neighbours are told to dial instead of the above."""
 
 
 class WorkerLinks(Model):

@@ -13,7 +13,8 @@ from typing import Final
 
 from transport.candidates import RANKS, Candidate, Trials
 from transport.cards import PathKind
-from transport.link import Link, Path, Pollable
+from transport.link import Link
+from transport.wire import Path, Pollable
 from transport.zmq_wire import ZmqWire
 
 CANDIDATE_S: Final = 3.0

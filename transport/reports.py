@@ -195,6 +195,32 @@ class ExportFailed(Told):
     hint: Text500 = ""
 
 
+class ReferenceTrained(Told):
+    """A probe was trained in one process. Losses in nats, means over supervised tokens."""
+
+    kind: Literal["reference"] = "reference"
+    verify_id: Annotated[str, Field(max_length=64)]
+    at: float
+    losses: Annotated[list[Finite], Field(max_length=64)]
+    """Of each step."""
+    held_out: Annotated[list[Finite], Field(max_length=2)]
+    """Before and after; empty when nothing is held out."""
+    seconds: Seconds
+    peak_bytes: Bytes | None = None
+    """Tensor bytes; null when nothing counted them."""
+
+
+class ReferenceFailed(Told):
+    """The probe could not be trained in one process."""
+
+    kind: Literal["reference_failed"] = "reference_failed"
+    verify_id: Annotated[str, Field(max_length=64)]
+    at: float
+    code: Annotated[str, Field(max_length=64)]
+    message: Text2000
+    hint: Text500 = ""
+
+
 class Measured(Told):
     """The figures that a MeasureOrder asked for."""
 
@@ -246,6 +272,8 @@ Report = Annotated[
     | StageFailed
     | LogLine
     | ExportFailed
+    | ReferenceTrained
+    | ReferenceFailed
     | Measured
     | LinkMeasured,
     Field(discriminator="kind"),

@@ -13,7 +13,7 @@ from zmq.utils.monitor import recv_monitor_message
 
 from transport.errors import SwarmError
 from transport.frames import Buffer
-from transport.link import Change, Pollable
+from transport.wire import Change, Pollable
 
 REFUSED_S: Final = 0.2
 """How long after a refusal the neighbour is dialled again."""

@@ -13,10 +13,18 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from agents.cli.link_words import boundary_text, measured_text, speed_lines, traffic_text
+from agents.cli.link_words import (
+    boundary_text,
+    load_lines,
+    measured_text,
+    speed_lines,
+    traffic_text,
+)
+from agents.cli.loss_words import if_lost_text
 from agents.cli.render_data import data_lines, preview_text
 from agents.cli.step_time import step_time_text
 from agents.cli.tables import DASH, table
+from agents.cli.verify import verification_lines, verify_text
 from agents.log_lines import clean
 from transport.api.buckets import (
     BucketPreview,
@@ -32,6 +40,7 @@ from transport.api.plans import Offer, PlannedCard, PlanView
 from transport.api.pools import ClusterView, InviteView, PoolsListed, TokensListed, TokenView
 from transport.api.saved_states import JobsSaved
 from transport.api.serving import ServePlanView
+from transport.api.verify import VerifyView
 from transport.units import human_bytes, human_count, human_seconds
 
 
@@ -201,7 +210,9 @@ def job_text(job: JobView) -> RenderableType:
         parts.append(_job_stages(job))
     parts += [] if job.step_time is None else [step_time_text(job.step_time)]
     parts += [_line("Link", boundary_text(one)) for one in job.boundaries if one.path]
+    parts += [_line("If lost", if_lost_text(job, one)) for one in job.if_lost]
     parts += [_line("Held out", _evaluation(one)) for one in job.evaluations]
+    parts += [] if job.verification is None else verification_lines(job.verification)
     parts += [_line("Chosen", f"{c.setting} {_value(c.value)}: {c.reason}") for c in job.chosen]
     parts += [_line("Count", f"{name}: {count}") for name, count in job.counts.items() if count]
     if job.untrusted_error:
@@ -313,6 +324,7 @@ def _fellow(answer: FellowView) -> RenderableType:
         _line("Packages", ", ".join(f"{k} {v}" for k, v in answer.versions.items()) or DASH),
         _line("Traffic", traffic_text(answer.traffic)),
         table(headings, rows),
+        *(_line("Used", line) for card in answer.cards for line in load_lines(card)),
         *(_line("Speed", line) for card in answer.cards for line in speed_lines(card)),
         *(_line("Link", measured_text(link)) for link in answer.links),
         *stages,
@@ -455,6 +467,7 @@ _RENDERERS: dict[type[Answer], Callable[[Any], RenderableType]] = {
     PlanView: plan_text,
     ServePlanView: serve_plan_text,
     JobView: job_text,
+    VerifyView: verify_text,
     JobsListed: _jobs,
     JobsLogged: _logs,
     JobsRecorded: _records,

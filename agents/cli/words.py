@@ -25,6 +25,7 @@ GROUPS: dict[str, str] = {
     "pools": "Pools: create, list.",
     "tokens": "Access tokens: create, list, revoke.",
     "invite": "Invite one machine into a pool.",
+    "verify": "Compare a job's split run with one process.",
     "measure": "Measure how fast a machine's cards are.",
 }
 

@@ -5,8 +5,6 @@ not know what is exported.
 """
 
 import asyncio
-import contextlib
-import json
 import logging
 import sys
 import time
@@ -14,13 +12,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from agents.fellow.launcher import child_environment
-from agents.log_lines import clean, redact
+from agents.fellow.child import run_child
 from transport.orders import ExportOrder, ExportStart
 from transport.reports import ExportFailed
 
 EXPORT = (sys.executable, "-m", "stage_runtime.export")
-_MAX_SAID = 64_000
 
 log = logging.getLogger("swarm.fellow")
 
@@ -68,74 +64,22 @@ class Exporter:
 
     async def _run(self, order: ExportOrder) -> None:
         log.info("export begins", extra={"export": order.export_id, "job": order.job_id})
-        code, said, complained = await self._child(order)
+        start = ExportStart(
+            order=order,
+            leader_url=self._setting.leader_url,
+            leader_token=self._setting.leader_token,
+            leader_pin=self._setting.leader_pin,
+            cache_folder=str(self._setting.cache_folder),
+            work_folder=str(self._setting.work_folder / order.export_id),
+        )
+        said = await run_child(self._setting.command, start.model_dump_json())
         self._over.add(order.export_id)
-        told = _last_object(said)
-        if code == 0 and told.get("done") is True:
+        if said.code == 0 and said.told.get("done") is True:
             log.info("export ended", extra={"export": order.export_id})
             return
-        lines = complained.strip().splitlines()
-        words = f"the export ended with exit code {code}" + (f": {lines[-1]}" if lines else "")
+        code, message, hint = said.failure("the export")
         failed = ExportFailed(
-            export_id=order.export_id,
-            at=time.time(),
-            code=clean(str(told.get("code", "internal")), 64),
-            message=clean(redact(str(told.get("message", words))), 2000),
-            hint=clean(redact(str(told.get("hint", ""))), 500),
+            export_id=order.export_id, at=time.time(), code=code, message=message, hint=hint
         )
         log.warning("export failed", extra={"export": order.export_id, "why": failed.message})
         self._put(failed)
-
-    async def _child(self, order: ExportOrder) -> tuple[int | None, str, str]:
-        setting = self._setting
-        start = ExportStart(
-            order=order,
-            leader_url=setting.leader_url,
-            leader_token=setting.leader_token,
-            leader_pin=setting.leader_pin,
-            cache_folder=str(setting.cache_folder),
-            work_folder=str(setting.work_folder / order.export_id),
-        )
-        try:
-            child = await asyncio.create_subprocess_exec(
-                *setting.command,
-                stdin=asyncio.subprocess.PIPE,
-                stdout=asyncio.subprocess.PIPE,
-                stderr=asyncio.subprocess.PIPE,
-                env=child_environment(),
-            )
-        except OSError as error:
-            return None, "", str(error)
-        assert child.stdin is not None
-        assert child.stdout is not None
-        assert child.stderr is not None
-        try:
-            with contextlib.suppress(ConnectionError):
-                child.stdin.write(start.model_dump_json().encode() + b"\n")
-                await child.stdin.drain()
-            # stdin stays open: its end tells the child that the daemon is gone.
-            said, complained = await asyncio.gather(_tail(child.stdout), _tail(child.stderr))
-            await child.wait()
-        finally:
-            if child.returncode is None:
-                child.kill()
-                await child.wait()
-            child.stdin.close()
-        return child.returncode, said, complained
-
-
-async def _tail(stream: asyncio.StreamReader) -> str:
-    """The end of what a child says, however much it says."""
-    kept = b""
-    while piece := await stream.read(65536):
-        kept = (kept + piece)[-_MAX_SAID:]
-    return kept.decode(errors="replace")
-
-
-def _last_object(said: str) -> dict[str, object]:
-    for line in reversed(said.splitlines()):
-        with contextlib.suppress(ValueError):
-            told = json.loads(line)
-            if isinstance(told, dict):
-                return told
-    return {}

@@ -72,6 +72,8 @@ class ModelStore:
         self._folder = folder
         self._limit_bytes = limit_bytes
         self._clock = clock
+        self._read: dict[str, tuple[tuple[str, int], CheckedModel]] = {}
+        """Name -> (what it was read from, what it holds)."""
 
     def folder(self, name: str) -> Path:
         """Where a finished model lies."""
@@ -155,8 +157,17 @@ class ModelStore:
             revision=model.revision,
             from_leader=True,
         )
-        checked = await asyncio.to_thread(read_folder, self.folder(name), model.files)
-        return source, checked
+        return source, await asyncio.to_thread(self._checked, model)
+
+    def _checked(self, model: StoredModel) -> CheckedModel:
+        """What a finished model holds: its files never change, so they are read once."""
+        folder = self.folder(model.name)
+        config = folder / "config.json"
+        source = (model.revision, config.stat().st_mtime_ns if config.is_file() else 0)
+        known = self._read.get(model.name)
+        if known is None or known[0] != source:
+            known = self._read[model.name] = (source, read_folder(folder, model.files))
+        return known[1]
 
     def store(self, tx: Tx, model: StoredModel) -> None:
         """Remember a finished model."""

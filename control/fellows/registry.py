@@ -22,13 +22,21 @@ from control.fellows.link_tests import (
     order_of,
     order_of_peer,
 )
+from control.fellows.rates import Rates, rates_between
 from control.fellows.secret_text import sha256_text
+from control.fellows.vanished import Gone, Vanished
 from control.store.fellows import StoredFellow
 from control.store.link_figures import LinkFigure
 from transport.beats import ShortBeat, lengthened
-from transport.cards import PROTOCOL, CardReport, Heartbeat, Speed
+from transport.cards import PROTOCOL, CardLoad, CardReport, Heartbeat, Speed
 from transport.errors import SwarmError, not_found
-from transport.orders import DesiredState, ExportOrder, MeasureOrder, StageAssignment
+from transport.orders import (
+    DesiredState,
+    ExportOrder,
+    MeasureOrder,
+    ReferenceOrder,
+    StageAssignment,
+)
 from transport.reports import LinkMeasured
 
 log = logging.getLogger(__name__)
@@ -48,26 +56,6 @@ class Timing:
     offline_after_s: float
 
 
-@dataclass(frozen=True)
-class Rates:
-    """Bytes a second over the last heartbeat interval, as the fellow counts them."""
-
-    leader_sent_bytes_s: float
-    leader_received_bytes_s: float
-    pipeline_sent_bytes_s: float
-    pipeline_received_bytes_s: float
-
-    @property
-    def sent_bytes_s(self) -> float:
-        """To leader and neighbours together."""
-        return self.leader_sent_bytes_s + self.pipeline_sent_bytes_s
-
-    @property
-    def received_bytes_s(self) -> float:
-        """From leader and neighbours together."""
-        return self.leader_received_bytes_s + self.pipeline_received_bytes_s
-
-
 @dataclass
 class Member:
     """A fellow as the leader sees it now."""
@@ -80,10 +68,13 @@ class Member:
     seen_at: float | None = None
     """Unix time of the same."""
     rates: Rates | None = None
+    loads: tuple[CardLoad, ...] = ()
+    """How its cards were used before its last report that told any; none while it is offline."""
     online: bool = False
     assignments: tuple[StageAssignment, ...] = ()
     measure: MeasureOrder | None = None
     export: ExportOrder | None = None
+    reference: ReferenceOrder | None = None
     measure_since: float = 0.0
     measured_cards: set[int] = field(default_factory=set)
     tested: set[str] = field(default_factory=set)
@@ -112,12 +103,15 @@ class Member:
 
     @property
     def is_training(self) -> bool:
-        """Has a stage to run, or still runs one."""
+        """Has a stage to run, or still runs one, or trains a probe in one process."""
         running = self.beat.stages if self.beat else []
-        return bool(self.assignments) or any(s.phase not in ("done", "failed") for s in running)
+        has_order = bool(self.assignments) or self.reference is not None
+        return has_order or any(s.phase not in ("done", "failed") for s in running)
 
     def works_beside(self, job_id: str) -> bool:
-        """Whether it has, or runs, a stage of another job than this one."""
+        """Whether it has, or runs, something else than a stage of this job."""
+        if self.reference is not None:
+            return True
         told = [one.order.job_id for one in self.assignments]
         running = self.beat.stages if self.beat else []
         told += [one.job_id for one in running if one.phase not in ("done", "failed")]
@@ -156,6 +150,7 @@ class Registry:
         """How stages reach each other now."""
         self.suspects_itself = False
         """Most fellows are silent at once: nobody counts as lost for a while."""
+        self.vanished = Vanished(clock)
         self.heard = asyncio.Event()
         """Set whenever something changed that may let a waiting job start."""
 
@@ -174,6 +169,7 @@ class Registry:
         member = self._members.pop(fellow_id)
         self._by_credential.pop(member.stored.credential_sha256, None)
         member.changed.set()
+        self.vanished.forget(fellow_id)
         self._publish("fellows", member.pool, "removed")
 
     def authenticate(self, credential: str) -> str | None:
@@ -217,9 +213,11 @@ class Registry:
         now = self._clock.monotonic()
         before, was_online = member.beat, member.online
         if before is not None and member.heard_at is not None:
-            member.rates = _rates(before, told, now - member.heard_at)
+            member.rates = rates_between(before, told, now - member.heard_at)
         member.beat, member.heard_at, member.online = clean_model(told), now, True
         member.seen_at = self._clock.now()
+        # Two reports that follow each other at once have no sample in between.
+        member.loads = tuple(member.beat.loads) or member.loads
         self.links.note(member.beat)
         self._introduce(member)
         if not was_online:
@@ -266,6 +264,7 @@ class Registry:
             stages=list(member.assignments),
             measure=member.measure,
             export=member.export,
+            reference=member.reference,
             reports_committed=member.committed,
         )
 
@@ -273,10 +272,13 @@ class Registry:
         """The desired state once its revision is above `since`, or when the time is over."""
         member = self.get(fellow_id)
         deadline = self._clock.monotonic() + min(timeout_s, MAX_HOLD_S)
-        while member.revision <= since and member.fellow_id in self._members:
-            left = deadline - self._clock.monotonic()
-            if left <= 0 or not await wait_for_event(member.changed, left, self._clock):
-                break
+        if timeout_s <= 0:
+            return self.desired(fellow_id)
+        with self.vanished.asking(fellow_id):
+            while member.revision <= since and member.fellow_id in self._members:
+                left = deadline - self._clock.monotonic()
+                if left <= 0 or not await wait_for_event(member.changed, left, self._clock):
+                    break
         return self.desired(fellow_id)
 
     def assign(self, fellow_id: str, assignments: Sequence[StageAssignment]) -> None:
@@ -334,6 +336,14 @@ class Registry:
         member = self._members.get(fellow_id)
         if member is not None and member.export != order:
             member.export = order
+            self._bump(member)
+
+    def order_reference(self, fellow_id: str, order: ReferenceOrder | None) -> None:
+        """Have a fellow train a probe in one process, or none; does nothing when told already."""
+        member = self._members.get(fellow_id)
+        if member is not None and member.reference != order:
+            member.reference = order
+            self.heard.set()
             self._bump(member)
 
     def take_speeds(self, fellow_id: str, card_index: int, speeds: list[Speed]) -> None:
@@ -416,13 +426,24 @@ class Registry:
                 member.heard_at = min(now, member.heard_at + stalled)
             if self.silent_s(member) < self._timing.offline_after_s:
                 continue
-            if member.online:
-                member.online, member.rates = False, None
-                self._drop_measure(member)
-                self.heard.set()
-                self._publish("fellows", member.pool, "offline")
+            self._goes_offline(member)
             lost.append(member.fellow_id)
         return [] if self.suspects_itself else lost
+
+    def find_vanished(self) -> list[Gone]:
+        """Find fellows whose processes are gone, as their neighbours tell too. They are offline."""
+        gone = [] if self.suspects_itself else self.vanished.look(self._members.values())
+        for one in gone:
+            self._goes_offline(self._members[one.fellow_id])
+        return gone
+
+    def _goes_offline(self, member: Member) -> None:
+        self.vanished.forget(member.fellow_id)
+        if member.online:
+            member.online, member.rates, member.loads = False, None, ()
+            self._drop_measure(member)
+            self.heard.set()
+            self._publish("fellows", member.pool, "offline")
 
     def _suspect_itself(self, now: float) -> None:
         """When most fellows fall silent at once it is the leader's own network, most likely."""
@@ -449,19 +470,6 @@ class Registry:
         member.changed.set()
         member.changed = asyncio.Event()
         self._publish("fellows", member.pool, "orders")
-
-
-def _rates(before: Heartbeat, now: Heartbeat, seconds: float) -> Rates | None:
-    """None when a counter went back: the daemon was restarted in between."""
-    grown = [
-        now.sent_bytes - before.sent_bytes,
-        now.received_bytes - before.received_bytes,
-        now.pipeline_sent_bytes - before.pipeline_sent_bytes,
-        now.pipeline_received_bytes - before.pipeline_received_bytes,
-    ]
-    if seconds <= 0 or min(grown) < 0:
-        return None
-    return Rates(*(count / seconds for count in grown))
 
 
 def _tests_links(member: Member) -> bool:

@@ -29,6 +29,9 @@ from transport.reports import (
     LogLine,
     Measured,
     MemoryMeasured,
+    ReferenceFailed,
+    ReferenceTrained,
+    Report,
     ReportBatch,
     StageBound,
     StageDone,
@@ -98,10 +101,10 @@ class _Intake:
         self.sequence = sequence
         self.now = now
 
-    def take(self, report: FromStage | Measured | LinkMeasured | ExportFailed) -> bool:
+    def take(self, report: Report) -> bool:
         """Apply it. False when it is refused for good."""
-        if isinstance(report, ExportFailed):
-            return True  # control.jobs.exports has taken it
+        if isinstance(report, ExportFailed | ReferenceTrained | ReferenceFailed):
+            return True  # control.jobs.exports or control.jobs.verifying has taken it
         if isinstance(report, Measured):
             fellows.put_speeds(self.tx, self.fellow_id, report.card_index, report.speeds)
             self.taken.measured.append(report)

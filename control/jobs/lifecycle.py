@@ -23,6 +23,7 @@ from control.jobs.recovery import Recovery, RecoveryTools, start_again, waiting
 from control.jobs.relaying import RelayTerms
 from control.jobs.results import Results
 from control.jobs.starting import Attempt, stages_of
+from control.jobs.verdict import record_of
 from control.jobs.views import job_view, median_step_s
 from control.records.events import Events
 from control.records.job_files import JobFiles
@@ -85,7 +86,12 @@ class Jobs:
         self._plans = Placing(tools.database, tools.planner, tools.clock)
         self._recovery = Recovery(
             RecoveryTools(
-                tools.database, tools.registry, tools.planner, tools.snapshots, tools.clock
+                tools.database,
+                tools.registry,
+                tools.planner,
+                tools.snapshots,
+                tools.clock,
+                tools.auto_replace,
             )
         )
         self._movement = Movement(tools.clock)
@@ -97,7 +103,7 @@ class Jobs:
         """Go on where an earlier life of this leader was: orders again, ends that were cut off."""
         active = await self._database.read(lambda tx: jobs.in_states(tx, ACTIVE))
         for job in active:
-            await self._follow(job.job_id, job.pool)
+            await self.follow(job.job_id, job.pool)
 
     async def close(self) -> None:
         """Let results that are being joined come to an end."""
@@ -122,7 +128,7 @@ class Jobs:
                 return job_view(tx, job.job_id)
 
             view = await commit(change)
-        await self._follow(view.job_id, view.pool)
+        await self.follow(view.job_id, view.pool)
         return view
 
     async def cancel(self, job_id: str, commit: Commit) -> JobView:
@@ -143,7 +149,7 @@ class Jobs:
             return job_view(tx, job_id)
 
         view = await commit(change)
-        await self._follow(job_id, view.pool)
+        await self.follow(job_id, view.pool)
         return view
 
     async def resume(self, job_id: str, commit: Commit, *, place_again: bool = False) -> JobView:
@@ -169,14 +175,15 @@ class Jobs:
                 return job_view(tx, job_id)
 
             view = await commit(change)
-        await self._follow(job_id, view.pool)
+        await self.follow(job_id, view.pool)
         return view
 
     async def view(self, job_id: str) -> JobView:
         """A job as it is now, and what its stages wait for."""
         view = await self._database.read(lambda tx: job_view(tx, job_id))
         shown = [self._with_wait(view, stage) for stage in view.stages]
-        return view if shown == view.stages else view.model_copy(update={"stages": shown})
+        ready = self._recovery.ready.told(job_id, view.attempt) if view.state == "running" else []
+        return view.model_copy(update={"stages": shown, "if_lost": ready})
 
     def _with_wait(self, view: JobView, stage: ShownStage) -> ShownStage:
         member = self._registry.find(stage.fellow_id)
@@ -251,7 +258,7 @@ class Jobs:
 
         if self._dispatch.is_working(fellow_id):
             for job in await self._database.write(change):
-                await self._follow(job.job_id, job.pool)
+                await self.follow(job.job_id, job.pool)
 
     async def look_for_stuck(self) -> None:
         """Let jobs go on whose stages stand still although their fellows answer."""
@@ -263,7 +270,7 @@ class Jobs:
             if stuck is not None and await self._database.write(
                 lambda tx, j=job, s=stuck: self._lose_stuck(tx, j, s)  # type: ignore[misc]
             ):
-                await self._follow(job.job_id, job.pool)
+                await self.follow(job.job_id, job.pool)
 
     def _lose_stuck(self, tx: Tx, job: Job, stuck: Stuck) -> bool:
         fresh = jobs.find(tx, job.job_id)
@@ -277,6 +284,11 @@ class Jobs:
         return True
 
     # --- by itself ---------------------------------------------------------------------------
+
+    async def keep_ready(self) -> None:
+        """Have a plan for the loss of each single fellow of each running job."""
+        for job in await self._recovery.keep_ready():
+            self._tell(job.job_id, job.pool, "planned")
 
     async def schedule(self) -> None:
         """Start what can start, in order of submission; one that waits blocks no later one."""
@@ -298,7 +310,9 @@ class Jobs:
         for job in await self._database.read(waiting):
             try:
                 if await self._recovery.try_to_go_on(job):
-                    await self._follow(job.job_id, job.pool)
+                    await self.follow(job.job_id, job.pool)
+            except SwarmError as error:
+                log.warning("not gone on yet: %s", error.message, extra={"job": job.job_id})
             except Exception:
                 log.exception("a job could not go on", extra={"job": job.job_id})
 
@@ -317,7 +331,7 @@ class Jobs:
             return self._start(tx, fresh, placed, placed.tokens)
 
         if await self._database.write(change):
-            await self._follow(job.job_id, job.pool)
+            await self.follow(job.job_id, job.pool)
 
     async def _give_up(self, job: Job, error: SwarmError) -> None:
         """A waiting job that can never run fails; trouble that may pass is the reason it waits."""
@@ -333,7 +347,7 @@ class Jobs:
                 fail(tx, fresh, error.message, self._tools.clock.now())
 
         await self._database.write(change)
-        await self._follow(job.job_id, job.pool)
+        await self.follow(job.job_id, job.pool)
 
     # --- parts -------------------------------------------------------------------------------
 
@@ -408,7 +422,7 @@ class Jobs:
         for job_id, pool in taken.logged.items():
             self._tools.events.publish("logs", pool, "lines", job_id)
         for job_id, pool in taken.touched.items():
-            await self._follow(job_id, pool)
+            await self.follow(job_id, pool)
 
     async def _append_records(self, job_id: str, new: list[dict[str, object]]) -> None:
         """The file follows the database, and is written anew from it when the job is done."""
@@ -417,7 +431,7 @@ class Jobs:
         except SwarmError as error:
             log.warning("steps are not in their file yet: %s", error, extra={"job": job_id})
 
-    async def _follow(self, job_id: str, pool: str) -> None:
+    async def follow(self, job_id: str, pool: str) -> None:
         """Do what the rows of a job ask for: orders, its end, word to those who wait."""
         job, rows = await self._dispatch.send(job_id)
         if job.state in ACTIVE and rows and all(row.phase == "done" for row in rows):
@@ -445,7 +459,7 @@ class Jobs:
         changes: dict[str, Any]
         try:
             await asyncio.to_thread(self._tools.files.rewrite_records, job_id, steps)
-            adapter = await self._tools.results.join(rows)
+            adapter = await self._tools.results.join(rows, is_wanted=job.probe_of is None)
             changes = {"state": "completed", "reason": "", "adapter": adapter}
         except SwarmError as error:
             # A full disk is no reason to lose what was trained: the next turn tries again.
@@ -469,19 +483,18 @@ class Jobs:
             log.warning("an end is not written yet: %s", error, extra={"job": job_id})
         else:
             if "state" in changes:
-                await self._follow(job_id, job.pool)
+                await self.follow(job_id, job.pool)
 
 
 def _running(tx: Tx) -> list[tuple[Job, int, float | None]]:
     """Running jobs, their stages, and how long their steps take."""
-    found = []
-    for job in jobs.in_states(tx, ["running"]):
-        rows = stages.of_job(tx, job.job_id, job.attempt)
-        found.append((job, len(rows), median_step_s(tx, job, rows)))
-    return found
+    found = jobs.in_states(tx, ["running"])
+    every = [(job, stages.of_job(tx, job.job_id, job.attempt)) for job in found]
+    return [(job, len(rows), median_step_s(tx, job, rows)) for job, rows in every]
 
 
 def _all_of(tx: Tx, job_id: str) -> tuple[Job, list[stages.Stage], Sequence[dict[str, object]]]:
     job = jobs.find(tx, job_id)
     assert job is not None
-    return job, stages.of_job(tx, job_id, job.attempt), records.every_step(tx, job_id)
+    told = [*records.every_step(tx, job_id), *record_of(tx, job_id)]
+    return job, stages.of_job(tx, job_id, job.attempt), told

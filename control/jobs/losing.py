@@ -56,6 +56,8 @@ def lose(tx: Tx, job: Job, loss: Loss, *, may_recover: bool) -> None:
 
 def _cannot_go_on(job: Job) -> str:
     """Why a job cannot go on by itself; "" when it can."""
+    if job.probe_of is not None:
+        return f"; it was a probe of {job.probe_of}: verify again"
     tries, step = 0, job.saved_step or 0
     for one in reversed(job.resumes):
         if one["by"] != "itself" or one["step"] != step:

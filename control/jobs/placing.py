@@ -10,7 +10,7 @@ from typing import Protocol
 from control.clock import Clock
 from control.planning.difference import between
 from control.planning.maximize import with_seq_len
-from control.planning.plan import Plan
+from control.planning.plan import Plan, plan_of_text
 from control.planning.served import is_for_serving
 from control.store import plans
 from control.store.database import Database
@@ -53,7 +53,7 @@ class Planner(Protocol):
     async def changes(self, pool: str, plan: Plan) -> list[str]:
         """What keeps a stored plan from starting now, with numbers; empty when it holds."""
 
-    async def plan_again(self, job: Job, config: JobConfig) -> Plan:
+    async def plan_again(self, job: Job, config: JobConfig, without: str = "") -> Plan:
         """A plan for a job that goes on: its own fellows count as free."""
 
     async def changes_for(self, job: Job, plan: Plan) -> list[str]:
@@ -115,7 +115,7 @@ class Placing:
                 f"plan {plan_id} is for serving a model, not for training one",
                 hint="plan this config with jobs_plan",
             )
-        plan = Plan.model_validate_json(text)
+        plan = plan_of_text(text)
         if _asked(plan.view.config) != _asked(_at_length_of(plan, ask.config)):
             raise SwarmError(
                 "conflict",
@@ -129,7 +129,7 @@ class Placing:
     async def waiting(self, job: Job) -> tuple[Placed | None, str]:
         """(where a waiting job could start now, else why it cannot)."""
         if job.pinned and job.plan is not None:
-            plan = Plan.model_validate_json(job.plan)
+            plan = plan_of_text(job.plan)
             placed = await self._planner.with_tokens(job.pool, plan)
             refuse_short(plan, placed.tokens)
             changed = await self._planner.changes(job.pool, plan)

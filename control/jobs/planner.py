@@ -22,7 +22,7 @@ from control.planning.maximize import maximized
 from control.planning.offers import Offered, offers
 from control.planning.pace import Link, Links
 from control.planning.place import Inputs
-from control.planning.plan import Plan
+from control.planning.plan import Plan, plan_of_text
 from control.planning.search import PlannedModel
 from control.planning.serve import Cut, ServeAsk, place_model
 from control.planning.served import ServedPlan
@@ -32,6 +32,7 @@ from control.store import jobs, plans, stages
 from control.store.database import Database, Tx
 from control.store.jobs import Job
 from control.store.plans import StoredPlan
+from stage_runtime.model_facts import ModelFacts
 from transport.api.inventory import InventoryFile
 from transport.api.job_config import JobConfig
 from transport.api.serving import ServePlanView
@@ -123,6 +124,10 @@ class PoolPlanner:
         looked = await self._look(pool, config, await self._model(config.model.id), 0.0)
         return _placed(plan, looked)
 
+    async def facts(self, model_id: str) -> ModelFacts:
+        """What is known of a model."""
+        return (await self._model(model_id)).planned.facts
+
     async def tokenizer(self, model_id: str) -> TokenizerFolder:
         """The tokenizer of a model."""
         return TokenizerFolder((await self._model(model_id)).folder)
@@ -142,9 +147,9 @@ class PoolPlanner:
             return []
         return [f"its data set is {now} now, the plan was made for {data.dataset}"]
 
-    async def plan_again(self, job: Job, config: JobConfig) -> Plan:
-        """A plan for a job that goes on: its own fellows count as free."""
-        return await asyncio.to_thread((await self._again(job, config)).place, config)
+    async def plan_again(self, job: Job, config: JobConfig, without: str = "") -> Plan:
+        """A plan for a job that goes on: its own fellows count as free, without a lost one."""
+        return await asyncio.to_thread((await self._again(job, config, without)).place, config)
 
     async def changes_for(self, job: Job, plan: Plan) -> list[str]:
         """What keeps a job from going on by its plan: its own fellows count as free."""
@@ -152,10 +157,11 @@ class PoolPlanner:
         inventory = await self._inventory(job.pool, job.job_id)
         return difference(plan, inventory, model.planned.source)
 
-    async def _again(self, job: Job, config: JobConfig) -> Inputs:
+    async def _again(self, job: Job, config: JobConfig, without: str) -> Inputs:
         model = await self._model(config.model.id)
         inventory = await self._inventory(job.pool, job.job_id)
-        data = Plan.model_validate_json(job.plan).view.data if job.plan else None
+        inventory = [fellow for fellow in inventory if fellow.fellow_id != without]
+        data = plan_of_text(job.plan).view.data if job.plan else None
         return Inputs(model.planned, inventory, data, seq_len=config.train.seq_len)
 
     async def keep(self, pool: str, plan: Plan, clock: Clock) -> None:
@@ -236,7 +242,7 @@ def _trained_cut(tx: Tx, pool: str, model_id: str) -> Cut | None:
     found = next((job for job in done if job.model_id == model_id and job.plan), None)
     if found is None or found.plan is None:
         return None
-    stages = Plan.model_validate_json(found.plan).stages
+    stages = plan_of_text(found.plan).stages
     counts = tuple(stage.last_layer - stage.first_layer + 1 for stage in stages)
     return Cut(tuple(stage.fellow_id for stage in stages), counts)
 

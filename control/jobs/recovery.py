@@ -25,7 +25,8 @@ from control.jobs.going_on import (
     same_place,
 )
 from control.jobs.losing import Loss
-from control.planning.plan import Plan
+from control.jobs.ready_plans import ReadyPlans
+from control.planning.plan import Plan, plan_of_text
 from control.snapshots.keeper import Snapshots
 from control.store import jobs, stages
 from control.store.database import Database, Tx
@@ -46,7 +47,7 @@ FEATURE = "resume"
 class Planner(Protocol):
     """What going on asks of planning; a job's own fellows count as free."""
 
-    async def plan_again(self, job: Job, config: JobConfig) -> Plan:
+    async def plan_again(self, job: Job, config: JobConfig, without: str = "") -> Plan:
         """A plan for a job that goes on."""
 
     async def changes_for(self, job: Job, plan: Plan) -> list[str]:
@@ -62,6 +63,8 @@ class RecoveryTools:
     planner: Planner
     snapshots: Snapshots
     clock: Clock
+    may_recover: bool = True
+    """Jobs that lose a stage go on by themselves."""
 
 
 @dataclass(frozen=True)
@@ -77,6 +80,27 @@ class Recovery:
     def __init__(self, tools: RecoveryTools) -> None:
         self._tools = tools
         self._database = tools.database
+        self.ready = ReadyPlans(tools.planner, tools.clock, may_recover=tools.may_recover)
+
+    # --- beforehand --------------------------------------------------------------------------
+
+    async def keep_ready(self) -> list[Job]:
+        """Have a plan for the loss of each fellow of each running job; those planned anew."""
+        return await self.ready.renew(
+            await self._database.read(_active), self._tools.registry.of_pool
+        )
+
+    async def _made_ready(self, job: Job, rows: Sequence[Stage], then: str) -> Plan | None:
+        """The plan that was made for this loss, if it still holds."""
+        away = [row.fellow_id for row in rows if not self._is_there(row.fellow_id)]
+        found = self.ready.plan_without(job, away)
+        if found is None or found[0] != then:
+            return None
+        return None if await self._tools.planner.changes_for(job, found[1]) else found[1]
+
+    def _is_there(self, fellow_id: str) -> bool:
+        member = self._tools.registry.find(fellow_id)
+        return member is not None and member.online
 
     # --- by itself ---------------------------------------------------------------------------
 
@@ -120,12 +144,15 @@ class Recovery:
         self, job: Job, rows: Sequence[Stage], saved: Sequence[Saved], waited: float
     ) -> _Found:
         assert job.plan is not None
-        plan = Plan.model_validate_json(job.plan)
+        plan = plan_of_text(job.plan)
         if not await self._tools.planner.changes_for(job, plan):
             return _Found(same_place(rows, saved))
         settings = rows[0].work.settings
         cuts = [row.work.first_layer for row in rows]
-        standby = await self._tools.planner.plan_again(job, pinned(job.config, settings, cuts))
+        standby = await self._made_ready(job, rows, "standby")
+        if standby is None:
+            config = pinned(job.config, settings, cuts)
+            standby = await self._tools.planner.plan_again(job, config)
         if standby.fits:
             return _Found(new_place(standby, rows, saved))
         train = job.config.train
@@ -138,7 +165,10 @@ class Recovery:
         if train.on_node_loss == "wait" and not is_late:
             left = human_seconds(train.recovery_wait_s - waited)
             return _Found(None, f"waits up to {left} for its fellow or a standby")
-        other = await self._tools.planner.plan_again(job, pinned(job.config, settings, None))
+        other = await self._made_ready(job, rows, "split")
+        if other is None:
+            config = pinned(job.config, settings, None)
+            other = await self._tools.planner.plan_again(job, config)
         if other.fits:
             return _Found(new_place(other, rows, saved))
         return _Found(None, f"it does not fit those that are left: {other.reason}", is_late)
@@ -187,7 +217,7 @@ class Recovery:
             hint = "wait for it, or resume with place_again"
             raise refused(job, "another-job-active", words, hint)
         assert job.plan is not None
-        changes = await self._tools.planner.changes_for(job, Plan.model_validate_json(job.plan))
+        changes = await self._tools.planner.changes_for(job, plan_of_text(job.plan))
         if changes:
             hint = "free the card, or resume with place_again"
             raise refused(job, "fellow-changed", f"it cannot go on as it was: {changes[0]}", hint)
@@ -282,6 +312,14 @@ def start_again(tx: Tx, job: Job, place: Place, how: tuple[str, str], now: float
         changes |= {"plan": place.plan.model_dump_json(), "plan_id": place.plan.plan_id}
     jobs.update(tx, job.job_id, **changes)
     jobs.count(tx, job, **{"recoveries" if how[0] == "itself" else "resumes": 1})
+
+
+def _active(tx: Tx) -> list[tuple[Job, Sequence[Stage]]]:
+    """Active jobs; those that run, and have lost nobody, with their stages."""
+    return [
+        (job, stages.of_job(tx, job.job_id, job.attempt) if job.state == "running" else [])
+        for job in jobs.in_states(tx, ACTIVE)
+    ]
 
 
 def waiting(tx: Tx) -> list[Job]:

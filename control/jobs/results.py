@@ -11,11 +11,11 @@ from pathlib import Path
 from control.jobs.adapters import write_folder
 from control.jobs.model_card import CardFacts
 from control.records.job_files import JobFiles
+from control.snapshots.trained import check_trained
 from control.store import jobs, records, stages
 from control.store.admission import admit
 from control.store.database import Database, Tx
 from control.store.files import StoredFile, settle
-from control.store.safetensors_file import read_header
 from control.store.stages import Stage
 from transport.errors import SwarmError
 
@@ -50,16 +50,17 @@ class Results:
         """Keep a received file: it is checked and moved away, and its digest is stored.
 
         Raises:
-            SwarmError: as admit; too-large; invalid-input when it is no whole safetensors file.
+            SwarmError: as admit; too-large; invalid-input when it is no whole safetensors file, or
+                not of finite tensors that this stage trains.
         """
-        await self.admit(key)
+        order = (await self._database.read(lambda tx: admit(tx, key)))[1].work
         if file.size_bytes > self.limit_bytes:
             raise SwarmError(
                 "too-large",
                 f"the adapter has {file.size_bytes} bytes, at most {self.limit_bytes} are taken",
                 hint="raise max_adapter_bytes at the leader",
             )
-        await asyncio.to_thread(read_header, file.path)
+        await asyncio.to_thread(check_trained, file.path, order)
         await asyncio.to_thread(settle, file.path, self.part(key))
 
         def store(tx: Tx) -> None:
@@ -76,13 +77,20 @@ class Results:
         """The folder of a job's joined result."""
         return self._files.folder(job_id) / "adapter"
 
-    async def join(self, rows: list[Stage]) -> dict[str, dict[str, object]]:
+    async def join(
+        self, rows: list[Stage], *, is_wanted: bool = True
+    ) -> dict[str, dict[str, object]] | None:
         """Join the files of an attempt whose stages are all done: {file: {sha256, size_bytes}}.
+
+        None of a result that is not wanted: its files are deleted.
 
         Raises:
             SwarmError: stage-failed for a stage without its file; invalid-input for a broken one.
         """
         parts = [self.part(StageKey(s.fellow_id, s.job_id, s.attempt, s.stage)) for s in rows]
+        if not is_wanted:
+            await asyncio.to_thread(shutil.rmtree, parts[0].parent, True)
+            return None
         missing = [row.stage for row, part in zip(rows, parts) if not part.is_file()]
         if missing:
             raise SwarmError(

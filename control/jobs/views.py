@@ -9,7 +9,8 @@ from itertools import pairwise
 
 from control.fellows.link_board import LinkBoard
 from control.job_states import has_ended
-from control.planning.plan import Plan
+from control.jobs.verdict import shown_of_job
+from control.planning.plan import plan_of_text
 from control.records.smoothing import debias
 from control.records.step_time import Marked, Run, mean_marks, where_it_went
 from control.store import jobs, records, stages
@@ -70,11 +71,12 @@ def job_view(tx: Tx, job_id: str) -> JobView:
         started_at=job.started_at,
         ended_at=job.ended_at,
         stages=_shown(job, rows, stages.peaks(tx, job_id, job.attempt)),
-        chosen=list(Plan.model_validate_json(job.plan).view.chosen) if job.plan else [],
+        chosen=list(plan_of_text(job.plan).view.chosen) if job.plan else [],
         evaluations=records.evaluations(tx, job_id),
         step_time=_step_time(tx, job, rows),
         counts=dict(job.counts),
         adapter_ready=job.adapter is not None,
+        verification=shown_of_job(tx, job_id),
         untrusted_error=job.error,
         config=shown_config(job),
     )
@@ -211,6 +213,8 @@ def summary_of(job: Job, num_stages: int, step_s: float | None) -> str:
         left = None if step_s is None else (job.steps - job.step) * step_s
         more = "" if left is None else f", about {human_seconds(left)} left"
         return f"Job {job.job_id} trains {over}: step {job.step} of {job.steps}{loss}{more}."
+    if job.state == "completed" and job.probe_of is not None:
+        return f"Job {job.job_id} is complete: {job.step} steps{loss}, a probe of {job.probe_of}."
     if job.state == "completed":
         return f"Job {job.job_id} is complete: {job.step} steps{loss}. Its adapter can be fetched."
     if job.state == "failed":
@@ -221,6 +225,9 @@ def summary_of(job: Job, num_stages: int, step_s: float | None) -> str:
 def next_calls(job: Job) -> list[Next]:
     """Calls that make sense now."""
     me = {"job_id": job.job_id}
+    if job.state == "completed" and job.probe_of is not None:
+        of = {"job_id": job.probe_of}
+        return [Next(operation="jobs_get", arguments=of, why="see the verdict")]
     if job.state == "completed":
         return [Next(operation="models_export", arguments=me, why="find the trained files")]
     if job.state in ("failed", "cancelled"):

@@ -17,6 +17,7 @@ from control.jobs.exports import Exports
 from control.jobs.lifecycle import Jobs
 from control.jobs.planner import PoolPlanner
 from control.jobs.results import Results
+from control.jobs.verifying import Verifications
 from control.records.events import Events
 from control.records.job_files import JobFiles
 from control.settings import Settings
@@ -45,6 +46,7 @@ class Office:
     jobs: Jobs
     results: Results
     exports: Exports
+    verifications: Verifications
     snapshots: Snapshots
     files: JobFiles
     relay_key: bytes = field(default=b"", repr=False)

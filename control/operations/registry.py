@@ -2,10 +2,10 @@
 
 from collections.abc import Mapping
 
-from control.operations import buckets, exports, fellows, jobs, pools, saved_states, serving
+from control.operations import buckets, exports, fellows, jobs, pools, saved_states, serving, verify
 from control.operations.call import HANDLERS, Handler
 
-MODULES = (pools, fellows, jobs, saved_states, buckets, exports, serving)
+MODULES = (pools, fellows, jobs, saved_states, buckets, exports, serving, verify)
 
 
 def handlers() -> Mapping[str, Handler]:

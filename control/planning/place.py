@@ -23,7 +23,7 @@ offered yet) raises SwarmError invalid-input; a job that must wait is a Plan wit
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from control.planning import auto, compression
+from control.planning import auto, compression, documents
 from control.planning.early import with_early_recompute
 from control.planning.plan import Plan
 from control.planning.price_book import PriceBook
@@ -244,7 +244,9 @@ def _usable(
         number_format=named,
         exclude=frozenset(config.exclude_cards),
         stored=quantization,
-        features=frozenset({"stage", config.method} | compression.features(config)),
+        features=frozenset(
+            {"stage", config.method} | compression.features(config) | documents.features(config)
+        ),
     )
     cards = examine(inventory, wanted)
     able = [card for card in cards if not card.reason]

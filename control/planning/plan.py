@@ -5,6 +5,7 @@ Pure. A Plan is a strict model, so the leader stores it as JSON and reads the sa
 
 import hashlib
 import json
+from functools import lru_cache
 from typing import Annotated
 
 from pydantic import Field
@@ -55,6 +56,12 @@ class Plan(Model):
     def reason(self) -> str:
         """Why it would wait; "" when it fits."""
         return self.view.reason
+
+
+@lru_cache(maxsize=64)
+def plan_of_text(text: str) -> Plan:
+    """A stored plan. Frozen, and the same for the same text: read once."""
+    return Plan.model_validate_json(text)
 
 
 def name_of(view: PlanView, stages: list[PlacedStage]) -> str:

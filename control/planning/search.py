@@ -170,9 +170,7 @@ def _best(ask: Ask, fellows: Sequence[FellowCards], saving: auto.Saving, tries: 
         why = f"not enough memory {_even(asked)}: {needs_line(least.split, fellows)}"
         return replace(least, reason=why)
     trials = (auto.settings(asked, batch, saving) for batch in larger)
-    tried = (
-        _try(ask, fellows, one, is_open=True) for one in trials if _may_fit(ask, fellows, one)
-    )
+    tried = (_try(ask, fellows, one, is_open=True) for one in trials if _may_fit(ask, fellows, one))
     found = next((one for one in tried if one.split.fits), least)
     return _by_speed(ask, fellows, found, tries)
 

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any
 
 from control.store.database import Tx
@@ -54,6 +55,8 @@ class Job:
     """What it went on from, oldest first: transport.api.jobs.Resumed."""
     loss_of: Mapping[str, Any] | None = None
     """Set while it looks for a place to go on: control.jobs.recovery.Loss."""
+    probe_of: str | None = None
+    """The job that it verifies by its first steps; its own result is not kept."""
 
 
 JSON_COLUMNS = ("counts", "adapter", "resumes", "loss_of")
@@ -78,6 +81,7 @@ def add(tx: Tx, job: Job) -> None:
         "steps": job.steps,
         "created_at": job.created_at,
         "started_at": job.started_at,
+        "probe_of": job.probe_of,
     }
     marks = ", ".join("?" * len(values))
     tx.execute(f"INSERT INTO jobs ({', '.join(values)}) VALUES ({marks})", tuple(values.values()))  # noqa: S608 - names are ours
@@ -165,13 +169,19 @@ def _to_column(value: Any) -> Any:
     return int(value) if isinstance(value, bool) else value
 
 
+@lru_cache(maxsize=128)
+def _config(text: str) -> JobConfig:
+    """Frozen, and the same for the same text: read once."""
+    return JobConfig.model_validate_json(text)
+
+
 def _job(row: dict[str, Any]) -> Job:
     for name in JSON_COLUMNS:
         row[name] = json.loads(row[name]) if row[name] else None
     return Job(
         **{
             **row,
-            "config": JobConfig.model_validate_json(row["config"]),
+            "config": _config(row["config"]),
             "pinned": bool(row["pinned"]),
             "error_is_echo": bool(row["error_is_echo"]),
             "counts": row["counts"] or {},

@@ -13,6 +13,8 @@ from typing import Any
 from transport.errors import SwarmError
 
 MAX_HEADER = 100_000_000  # safetensors' own limit
+MAX_RANK = 16
+_UNREADABLE = (ValueError, KeyError, TypeError, AttributeError, ArithmeticError, RecursionError)
 WIDTHS = {
     "F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "I32": 4, "I16": 2, "I8": 1, "U8": 1,
     "BOOL": 1, "U16": 2, "U32": 4, "U64": 8, "F8_E4M3": 1, "F8_E5M2": 1,
@@ -46,9 +48,10 @@ def read_header(path: Path) -> list[Tensor]:
             raise broken_file(path, "its header is missing or too long")
         raw = handle.read(length)
     try:
-        told = json.loads(raw, object_pairs_hook=_no_doubles)
+        # Python would read other encodings, and NaN, which no reader of these files does.
+        told = json.loads(raw.decode(), object_pairs_hook=_no_doubles, parse_constant=_whole)
         tensors = [_tensor(n, t, 8 + length) for n, t in told.items() if n != "__metadata__"]
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+    except _UNREADABLE as error:
         raise broken_file(path, f"its header cannot be read ({type(error).__name__})") from None
     tensors.sort(key=lambda tensor: (tensor.start, tensor.end))
     place = 8 + length
@@ -83,14 +86,22 @@ def _no_doubles(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _tensor(name: str, told: Mapping[str, Any], data: int) -> Tensor:
-    shape = tuple(int(n) for n in told["shape"])
-    start, end = (int(n) for n in told["data_offsets"])
+    shape = tuple(_whole(n) for n in told["shape"][: MAX_RANK + 1])
+    if len(shape) > MAX_RANK:
+        raise ValueError("too many dimensions")
+    start, end = (_whole(n) for n in told["data_offsets"])
     count = 1
     for n in shape:
         count *= n
-    if min((*shape, start), default=start) < 0 or end - start != count * WIDTHS[told["dtype"]]:
+    if end - start != count * WIDTHS[told["dtype"]]:
         raise ValueError("size and shape differ")
     return Tensor(name, told["dtype"], shape, data + start, data + end)
+
+
+def _whole(told: Any) -> int:
+    if type(told) is not int or not 0 <= told < 1 << 63:  # a bool is no number here
+        raise ValueError("not a whole number")
+    return told
 
 
 def broken_file(path: Path, why: str) -> SwarmError:

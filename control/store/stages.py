@@ -3,6 +3,7 @@
 import json
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 from control.store.database import Tx
@@ -123,11 +124,17 @@ def peaks(tx: Tx, job_id: str, attempt: int) -> list[Peak]:
     return [Peak(**row) for row in rows]
 
 
+@lru_cache(maxsize=256)
+def _order(text: str) -> StageOrder:
+    """Frozen, and the same for the same text: read once."""
+    return StageOrder.model_validate_json(text)
+
+
 def _stage(row: dict[str, Any]) -> Stage:
     return Stage(
         **{
             **row,
-            "work": StageOrder.model_validate_json(row["work"]),
+            "work": _order(row["work"]),
             "endpoints": tuple(json.loads(row["endpoints"] or "[]")),
         }
     )

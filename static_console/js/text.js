@@ -75,6 +75,13 @@ export const TILES = {
   perStepShort: "ms/step",
 };
 
+const IF_LOST = {
+  standby: (id, fellows, there) => `${fellows.find((one) => !there.has(one)) ?? "another"} stands by for ${id}`,
+  split: (id, fellows) => `without ${id} it is split again over ${fellows.length}`,
+  wait: (id) => `it waits for ${id} or a standby`,
+  fail: (id) => `it fails without ${id}`,
+};
+
 export const RUN = {
   heading: "Training run",
   pick: "Run",
@@ -106,6 +113,11 @@ export const RUN = {
     `Attempt ${resume.attempt} went on from step ${resume.step}, ` +
     `${resume.by === "hand" ? "by hand" : "by itself"}: ` +
     `${plural(resume.lost_steps, "step was", "steps were")} lost and done again. `,
+  ifLost: (ready, stages) => {
+    const there = new Set(stages.map((one) => one.fellow_id));
+    const told = ready.map(({ fellow_id, then, fellows }) => IF_LOST[then]?.(fellow_id, fellows, there)).filter(Boolean);
+    return told.length ? `If it loses a fellow: ${told.join("; ")}.` : "";
+  },
   step: "Step",
   stepOf: (steps) => `of ${steps}`,
   savedAt: (step) => `saved at ${step}`,

@@ -128,6 +128,7 @@ function notes() {
   const note = h("p", { class: "muted" }, RUN.errorNote);
   const error = h("div", { class: "callout" }, h("h3", {}, RUN.error), text, note);
   const saved = h("p", { class: "muted" });
+  const ready = h("p", { class: "muted" });
   const adapter = h("div", { class: "adapter" });
   const update = (view) => {
     const told = plain(view.untrusted_error ?? "");
@@ -139,9 +140,11 @@ function notes() {
     const { resume } = view.config;
     say(saved, (resume ? RUN.wentOn(resume) : "") + plain(view.saving_paused ?? ""));
     show(saved, saved.textContent !== "");
+    say(ready, RUN.ifLost(view.if_lost ?? [], view.stages));
+    show(ready, ready.textContent !== "");
     drawAdapter(adapter, view);
   };
-  return { element: h("div", { class: "run-notes" }, reason, saved, error, adapter), update };
+  return { element: h("div", { class: "run-notes" }, reason, saved, ready, error, adapter), update };
 }
 
 function drawAdapter(adapter, view) {

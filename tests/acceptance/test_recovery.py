@@ -29,3 +29,14 @@ def test_a_run_that_loses_a_process_ends_in_the_bits_of_one_that_lost_none(
     blow = replace(drawn, at_step=drawn.at_step % STEPS, lasts_s=0.2)
     job = ground.run([blow])
     assert ground.adapter_of(job) == ground.undisturbed, str(blow)
+
+
+@pytest.mark.timeout(120)
+def test_a_fellow_that_is_killed_is_found_by_what_its_system_and_its_neighbour_tell(
+    ground: Ground,
+) -> None:
+    (drawn,) = draw("suite/vanished", "daemon")
+    job = ground.run([replace(drawn, at_step=4, lasts_s=2.5)])
+    assert ground.adapter_of(job) == ground.undisturbed
+    assert ["vanished" in one.why for one in job.config.resumes] == [True]
+    assert "lost its link to it" in job.config.resumes[0].why

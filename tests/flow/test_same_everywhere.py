@@ -163,6 +163,7 @@ def good(world: OpenLeader, name: str) -> dict[str, Any]:
         "models_add": {"name": "tiny", "finish": True},
         "models_export": job,
         "models_merge": job,
+        "jobs_verify": job,
     }
     ask = told[name]
     if issubclass(OPERATIONS[name].asks, Change):
@@ -222,7 +223,7 @@ async def test_every_face_gives_the_same_answer(world: OpenLeader, name: str) ->
     told = await everywhere(world, name, good(world, name))
     first = told["mcp legacy"]
     # The job was cancelled before anything was saved: the same refusal is the same answer.
-    if name in ("models_export", "models_merge", "jobs_resume"):
+    if name in ("models_export", "models_merge", "jobs_resume", "jobs_verify"):
         assert {one.problem and one.problem["code"] for one in told.values()} == {"conflict"}
     else:
         assert first.answer is not None, first.problem

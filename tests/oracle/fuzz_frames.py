@@ -24,6 +24,7 @@ from transport.errors import SwarmError
 from transport.frames import (
     DTYPES,
     HEADER_BYTES,
+    TAKES_PIECES,
     Direction,
     Header,
     Kind,
@@ -32,8 +33,9 @@ from transport.frames import (
     job_tag,
 )
 from transport.keys import new_key_pair
-from transport.link import Link, LinkName, Wire, poller_of
+from transport.link import Link, LinkName, poller_of
 from transport.loopback import Line
+from transport.wire import Wire
 from transport.zap import ZapHandler, bind_socket, dial_socket
 from transport.zmq_wire import ZmqWire
 
@@ -69,9 +71,31 @@ def a_header(dice: random.Random, expected: int) -> Header:
         return replace(header, direction=Direction.FORWARD, dtype=dtype, shape=shape)
     if kind is Kind.CONTROL:
         return replace(header, dtype="float64", shape=(dice.randint(1, 8),))
+    if kind is Kind.HELLO:
+        return replace(header, micro_batch=dice.choice((0, TAKES_PIECES)))
     if kind is Kind.PAUSE and dice.random() < 0.5:
         return replace(header, dtype="uint8", shape=(dice.randint(1, 100),))
     return header
+
+
+def a_frame(dice: random.Random, expected: int, *, crc: bool) -> bytearray:
+    """A frame, or a piece of one, that an honest neighbour could send now, or soon."""
+    header = a_header(dice, expected)
+    if header.kind is not Kind.PIECE:
+        return encode(header, dice.randbytes(header.payload_bytes), crc=crc)
+    kind = dice.choice((Kind.DATA, Kind.CONTROL))
+    whole = replace(
+        header,
+        kind=kind,
+        direction=Direction.FORWARD,
+        dtype="float64",
+        shape=(dice.randint(1, 40),),
+    )
+    frame = mutate(encode(whole, dice.randbytes(whole.payload_bytes), crc=crc), dice)
+    start = dice.choice((0, 0, 0, HEADER_BYTES, dice.randrange(400)))
+    part = frame[start : start + dice.choice((HEADER_BYTES, 400, 400))] or bytearray(1)
+    piece = replace(header, step=start, dtype="uint8", shape=(len(part),))
+    return encode(piece, part, crc=crc)
 
 
 def mutate(frame: bytearray, dice: random.Random) -> bytearray:
@@ -115,10 +139,8 @@ class Fuzz:
 
     def send(self) -> None:
         """Send the next mutated frame."""
-        dice = self._dice
-        header = a_header(dice, self._link.expected)
-        frame = encode(header, dice.randbytes(header.payload_bytes), crc=self._wire.needs_crc)
-        self._put(mutate(frame, dice))
+        frame = a_frame(self._dice, self._link.expected, crc=self._wire.needs_crc)
+        self._put(mutate(frame, self._dice))
         self.outcome.frames += 1
 
     def take(self) -> None:
@@ -155,8 +177,7 @@ def decoded(count: int, dice: random.Random) -> Outcome:
         fuzz.send()
         fuzz.take()
         if number % 2:  # the checksum keeps most mutations from what lies behind it
-            header = a_header(dice, 0)
-            frame = mutate(encode(header, bytes(header.payload_bytes), crc=False), dice)
+            frame = mutate(a_frame(dice, 0, crc=False), dice)
             try:
                 decode(frame, crc=False)
             except SwarmError:

@@ -42,6 +42,8 @@ class Row:
         """Names the row for people and for pytest."""
         case = self.case
         again = "again" if case.recompute else "kept"
+        again = f"{case.early}-early" if case.early else again
+        again += "-apart" * case.apart
         stage = f"{case.stage + 1}of{case.num_stages}"
         kind = str(case.dtype).removeprefix("torch.")
         shape = f"{case.seq_len}x{case.batch}/{case.micro_batches}"
@@ -141,6 +143,32 @@ def _places() -> Iterator[Row]:
         yield _row("smollm2-135m", ATTENTION, kernel="cpu", dtype=torch.float32, batch=4)
 
 
+def _early() -> Iterator[Row]:
+    """Blocks computed again before their gradient has come, some or all of a stage."""
+    shape: dict[str, Any] = {"recompute": True, "layers": 4, "batch": 4, "micro_batches": 4}
+    for early in (2, 4, 64):
+        yield _row("qwen3-0.6b", ALL_LINEAR, early=early, **shape)
+        yield _row("llama-3.1-8b", ATTENTION, early=early, stage=0, seq_len=2048, **shape)
+    yield _row("gpt2", GPT2_ALL, early=3, seq_len=512, **shape)
+    yield _row("gemma3-1b", ATTENTION, early=4, seq_len=2048, **shape)
+    yield _row("qwen3-8b", None, early=2, **shape)
+    yield _row("qwen3-14b", ALL_LINEAR, early=4, stage=2, **shape)
+
+
+def _apart() -> Iterator[Row]:
+    """A mask between the documents of a sequence, in every layer."""
+    for recompute in (False, True):
+        shape: dict[str, Any] = {"apart": True, "recompute": recompute, "seq_len": 2048, "batch": 2}
+        yield _row("qwen3-0.6b", ALL_LINEAR, **shape)
+        yield _row("llama-3.1-8b", ATTENTION, stage=0, micro_batches=2, **shape)
+        yield _row("gpt2", GPT2_ATTENTION, **(shape | {"seq_len": 1024}))
+        yield _row("gemma3-1b", ATTENTION, layers=6, **shape)
+        yield _row("gemma2-2b", ATTENTION, **shape)
+        yield _row("pythia-1.4b", NEOX_ALL, **shape)
+        yield _row("qwen3-8b", None, **(shape | {"seq_len": 512}))
+        yield _row("smollm2-135m", ATTENTION, kernel="cpu", dtype=torch.float32, **shape)
+
+
 def _fallback() -> Iterator[Row]:
     for model in ("mixtral-8x7b", "qwen3-30b-a3b", "gpt-oss-20b"):
         for seq_len in (512, 2048):
@@ -151,7 +179,7 @@ def _fallback() -> Iterator[Row]:
 
 def rows() -> list[Row]:
     """All but the experts' fallback."""
-    return [*_dense(), *_older(), *_mixtures(), *_places()]
+    return [*_dense(), *_older(), *_mixtures(), *_places(), *_early(), *_apart()]
 
 
 def fallback_rows() -> list[Row]:

@@ -12,7 +12,6 @@ gradients in place while a dispatch mode is on, and autocast follows the CPU's l
 """
 
 import os
-import weakref
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
@@ -26,7 +25,6 @@ from peft import LoraConfig, inject_adapter_in_model
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn import functional
-from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import AutoConfig, AutoModel, masking_utils
 from transformers.integrations import moe
 
@@ -35,6 +33,7 @@ from stage_runtime.lora_linear import AdapterShape, put_adapters
 from stage_runtime.loss import chunked_cross_entropy
 from stage_runtime.recompute import Rebuilds
 from stage_runtime.stage import Block, BlockPlan, Moment
+from tests.oracle.live_bytes import LiveBytes
 
 Kernel = Literal["flash", "efficient", "cpu"]
 """flash: CUDA, from Ampere on. efficient: CUDA before it, heads repeated. cpu: torch's own."""
@@ -60,10 +59,14 @@ class Case:
     stage: int = 1
     num_stages: int = 3
     recompute: bool = False
+    early: int = 0
+    """Blocks that stand again before their gradient comes; but on the last stage."""
     kernel: Kernel = "flash"
     grouped: bool = True
     """Experts run in the grouped kernel; else in transformers' fallback."""
     chunk_tokens: int = 256
+    apart: bool = False
+    """Documents that share a sequence do not see each other."""
     fake: bool = True
     pefts_own: bool = False
     """peft's own adapter layers, which copy their inputs, instead of the engine's."""
@@ -101,39 +104,6 @@ class Counted:
         return max(self.step_peak, self.update_peak)
 
 
-class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Follows every storage by weak reference. `hold` registers what existed before."""
-
-    def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.now = self.peak = 0
-        self._known: dict[int, weakref.ref[Any]] = {}
-
-    def hold(self, tensor: Tensor) -> None:
-        """Count the storage of a tensor, once, until it dies."""
-        storage = tensor.untyped_storage()
-        key = storage._cdata
-        known = self._known.get(key)
-        if known is not None and known() is storage:
-            return
-        size = storage.nbytes()
-
-        def gone(_: Any) -> None:
-            self.now -= size
-            self._known.pop(key, None)
-
-        self._known[key] = weakref.ref(storage, gone)
-        self.now += size
-        self.peak = max(self.peak, self.now)
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        out = func(*args, **(kwargs or {}))
-        for one in out if isinstance(out, (tuple, list)) else (out,):
-            if isinstance(one, Tensor):
-                self.hold(one)
-        return out
-
-
 def count(case: Case) -> Counted:
     """Run one step of the case, moments already made, and count."""
     with ExitStack() as stack:
@@ -163,10 +133,9 @@ def _kernels(case: Case) -> Iterator[None]:
     """Put the CUDA kernels' operators in the places of attention and of the experts' product."""
     with ExitStack() as stack:
         if case.fake:
-            # Fake positions have no values to read; real ones here are never packed.
-            stack.enter_context(
-                patch.object(masking_utils, "find_packed_sequence_indices", lambda _: None)
-            )
+            # Fake positions have no values to read.
+            packed = torch.zeros_like if case.apart else lambda _: None
+            stack.enter_context(patch.object(masking_utils, "find_packed_sequence_indices", packed))
         if case.kernel != "cpu":
             attend = _flash_or_efficient(case.kernel)
             stack.enter_context(patch.object(functional, "scaled_dot_product_attention", attend))
@@ -306,8 +275,9 @@ class OracleStage:
 
     def _wrap(self) -> None:
         blocks = getattr(self.model, "layers", None) or self.model.h
-        rebuilds = Rebuilds() if self.case.recompute else None
-        plan = BlockPlan(Moment(0), lambda: None, lambda _: None, rebuilds)
+        early = 0 if self.case.is_last else self.case.early
+        self.rebuilds = Rebuilds(early) if self.case.recompute else None
+        plan = BlockPlan(Moment(0), lambda: None, lambda _: None, self.rebuilds)
         for local, block in enumerate(list(blocks)):
             blocks[local] = Block(block, local, plan, 0, torch.device("cpu"))
 
@@ -337,10 +307,20 @@ class OracleStage:
             self.head.weight.grad = None
 
     def forward(self, given: Tensor) -> Tensor:
+        if self.rebuilds is not None:
+            self.rebuilds.begin_micro_batch()
         key = "input_ids" if self.case.is_first else "inputs_embeds"
         with torch.autocast("cpu", self.case.dtype) if self.autocast else nullcontext():
-            out: Tensor = self.model(**{key: given}, use_cache=False).last_hidden_state
+            out: Tensor = self.model(
+                **{key: given}, **self._positions(), use_cache=False
+            ).last_hidden_state
         return out.to(self.case.dtype)
+
+    def _positions(self) -> dict[str, Tensor]:
+        if not self.case.apart:
+            return {}
+        halves = torch.arange(self.case.seq_len) % (self.case.seq_len // 2)
+        return {"position_ids": halves.expand(self.case.rows, -1).contiguous()}
 
     def loss(self, hidden_BTD: Tensor, labels_BT: Tensor) -> Tensor:
         """As StageLoss does, but that every position has a target: shapes then need no data."""
@@ -403,6 +383,8 @@ class OneStep:
 
     def _backward(self, part: int) -> None:
         loss, _, given = self.waiting.pop(part)
+        while self.stage.rebuilds is not None and self.stage.rebuilds.rebuild_one():
+            pass
         loss.backward(None if self.case.is_last else self.gradients[part])  # type: ignore[no-untyped-call]
         given.grad = None
 

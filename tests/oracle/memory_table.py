@@ -58,6 +58,8 @@ def settings_of(case: Case) -> TrainSettings:
         max_grad_norm=1.0,
         clip="pipeline",
         recompute=case.recompute,
+        early_recompute=case.early,
+        document_mask=case.apart,
         seed=0,
         link_timeout_s=600.0,
         eval_every_steps=0,

@@ -35,7 +35,7 @@ from transformers.utils import logging as transformers_logging
 from stage_runtime.batches import open_sequences
 from tests.oracle import one_process
 from tests.oracle.settings import some_settings
-from tests.oracle.stages import Case, Run, Workers, model_folder, run_to_end
+from tests.oracle.stages import Case, Run, Workers, model_folder
 from tests.oracle.tokens import write_token_file
 from transport.orders import LoraSettings, TokenFile, TrainSettings
 from transport.reports import Evaluated, MemoryMeasured, StageLoaded, StepDone
@@ -49,7 +49,7 @@ MODULES = (
     "ast", "tokenize", "email.utils", "urllib.parse", "html", "csv", "hashlib", "secrets",
 )  # fmt: skip
 ASKED, HELD_OUT, NEW_TOKENS = 20, 24, 64
-SEQ_LEN, BATCH = 64, 4
+SEQ_LEN, BATCH = 48, 3
 CLOSEST, FEWEST = 0.02, 18
 TARGETS = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 
@@ -192,7 +192,9 @@ def show(cache: Path, folder: Path, settings: TrainSettings) -> bool:
     workers, began = Workers(), time.monotonic()
     try:
         case = Case(cache, "chat", 30, settings, file, evaluate_base=True)
-        run = run_to_end(workers, case, 3, timeout_s=3600.0)
+        run = Run(workers, case, 3)
+        run.connect()
+        _watch(run)
     finally:
         workers.close()
     split = {one.moment: one.loss for one in run.workers[-1].of(Evaluated)}
@@ -221,8 +223,25 @@ def show(cache: Path, folder: Path, settings: TrainSettings) -> bool:
     return off <= CLOSEST and hits >= FEWEST and base_hits == 0
 
 
+def _watch(run: Run) -> None:
+    """Tell of every 20th step; fails when a stage does, or when the whole takes an hour."""
+    told, deadline = 0, time.monotonic() + 3600.0
+    while not run.has_ended():
+        wanted = told + 20
+        left = deadline - time.monotonic()
+        run.pump(lambda n=wanted: run.has_ended() or len(_steps(run)) >= n, left)  # type: ignore[misc]
+        for told in range(wanted, len(_steps(run)) + 1, 20):
+            one = _steps(run)[told - 1]
+            print(f"  step {one.step}: loss {one.loss:.3f}, {one.step_s:.1f} s", flush=True)
+    assert not run.failures(), run.failures()
+
+
+def _steps(run: Run) -> list[StepDone]:
+    return run.workers[-1].of(StepDone)
+
+
 def _ends(run: Run) -> str:
-    losses = [step.loss for step in run.workers[-1].of(StepDone)]
+    losses = [step.loss for step in _steps(run)]
     return f"{losses[0]:.3f} to {losses[-1]:.3f}"
 
 

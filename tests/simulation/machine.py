@@ -124,6 +124,10 @@ class Machine:
         self._beat_now.set()
         self._reconcile()
 
+    def beat_soon(self) -> None:
+        """Something has changed that the leader should hear at once."""
+        self._beat_now.set()
+
     def beat(self) -> Heartbeat:
         """How this machine is."""
         return Heartbeat(
@@ -154,7 +158,11 @@ class Machine:
             ],
             stages=[
                 StageStatus(
-                    job_id=key.job_id, attempt=key.attempt, stage=key.stage, phase=one.phase
+                    job_id=key.job_id,
+                    attempt=key.attempt,
+                    stage=key.stage,
+                    phase=one.phase,
+                    links=one.links(),
                 )
                 for key, one in self.stages.items()
             ],

@@ -7,6 +7,7 @@ from it, so that a step left out, done twice or done from the wrong state shows 
 
 import asyncio
 import hashlib
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from tests.simulation.virtual_time import passed
@@ -46,6 +47,8 @@ class Pipeline:
     """Stage -> the step it has come to; a stage that is not here does not run."""
     gone: set[int] = field(default_factory=set)
     moved: asyncio.Event = field(default_factory=asyncio.Event)
+    on_gone: dict[int, Callable[[], None]] = field(default_factory=dict)
+    """Stage -> how its machine hears that a neighbour's connection closed."""
 
     def join(self, stage: int) -> None:
         """A stage runs."""
@@ -56,7 +59,14 @@ class Pipeline:
         """A stage has ended, by itself or not."""
         if self.at_step.pop(stage, None) is not None:
             self.gone.add(stage)
+            self.on_gone.pop(stage, None)
+            for beside in (stage - 1, stage + 1):
+                self.on_gone.get(beside, lambda: None)()
             self._tell()
+
+    def is_gone(self, stage: int) -> bool:
+        """Whether the connection to a stage has closed."""
+        return stage in self.gone
 
     async def meet(self, stage: int, step: int) -> None:
         """Return when every stage has come to this step.

@@ -12,6 +12,7 @@ from tests.simulation.network import Away
 from tests.simulation.pipeline import NeighbourLost, loss_of, trained
 from tests.simulation.saving import Saving, go_on
 from tests.simulation.virtual_time import passed
+from transport.cards import LinkStatus
 from transport.errors import SwarmError
 from transport.orders import StageOrder
 from transport.reports import AdapterSaved, StageBound, StageDone, StageLoaded, StepDone
@@ -45,6 +46,20 @@ class Stage:
         self.has_links = True
         self._linked.set()
 
+    def links(self) -> list[LinkStatus]:
+        """How its neighbours are reached."""
+        beside = (self.order.stage - 1, self.order.stage + 1)
+        return [
+            LinkStatus(
+                neighbour=one,
+                path="none" if self._pipeline.is_gone(one) else "direct",
+                sent_bytes=0,
+                received_bytes=0,
+            )
+            for one in beside
+            if self.has_links and 0 <= one < self.order.num_stages
+        ]
+
     def kill(self) -> None:
         """End without a word."""
         self._task.cancel()
@@ -64,6 +79,7 @@ class Stage:
 
     async def _run(self) -> None:
         self._pipeline.join(self.order.stage)
+        self._pipeline.on_gone[self.order.stage] = self.machine.beat_soon
         try:
             await self._work()
         except NeighbourLost as lost:

@@ -1,6 +1,6 @@
 """Every operation there is, by name. Faces are built from this list and from nothing else."""
 
-from transport.api import buckets, exports, fellows, jobs, pools, saved_states, serving
+from transport.api import buckets, exports, fellows, jobs, pools, saved_states, serving, verify
 from transport.api.operation import Operation
 
 OPERATIONS: dict[str, Operation] = {
@@ -13,5 +13,6 @@ OPERATIONS: dict[str, Operation] = {
         *buckets.ALL,
         *exports.ALL,
         *serving.ALL,
+        *verify.ALL,
     )
 }

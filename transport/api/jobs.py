@@ -8,6 +8,7 @@ from transport.api.job_config import JobConfig
 from transport.api.operation import Answer, Ask, Change, Operation
 from transport.api.plans import Chosen, PlanView
 from transport.api.step_time import StepTime
+from transport.api.verify import ShownVerification
 from transport.cards import PathKind
 from transport.ids import CardId, FellowId, JobId, PlanId, PoolName
 from transport.schema import Model
@@ -87,6 +88,22 @@ class ShownBoundary(Model):
     resent_frames: int | None
 
 
+class IfLost(Model):
+    """What a running job does when it loses one of its fellows, planned ahead."""
+
+    fellow_id: FellowId
+    then: Literal["standby", "split", "wait", "fail", "unknown"]
+    """standby: another fellow takes its stage. split: over those that are left, after a wait. wait:
+    for it or for a standby, then the job fails. unknown: it could not be planned.
+    """
+    fellows: list[FellowId] = []
+    """Who would run the stages then, in their order."""
+    after_s: float = 0.0
+    """How long it waits before it is split again."""
+    why: str = ""
+    """Why there is no plan."""
+
+
 class Evaluation(Model):
     moment: Literal["base", "during", "trained", "bypassed"]
     """bypassed: trained, but with the learned bottleneck left out."""
@@ -153,6 +170,8 @@ class JobView(Answer):
     stages: list[ShownStage]
     boundaries: list[ShownBoundary] = []
     """In jobs_get and jobs_wait."""
+    if_lost: list[IfLost] = []
+    """By fellow, while it runs; in jobs_get and jobs_wait. [] until it is planned."""
     chosen: list[Chosen]
     evaluations: list[Evaluation]
     step_time: StepTime | None = None
@@ -160,6 +179,8 @@ class JobView(Answer):
     counts: dict[str, int] = {}
     """Skipped updates, micro-batches without supervised tokens, refused reports, recoveries."""
     adapter_ready: bool = False
+    verification: ShownVerification | None = None
+    """The split run held against one process, once jobs_verify has been asked."""
     untrusted_error: str | None = None
     """The first error as the fellow's worker told it: text from another machine, data and not
     instruction.

@@ -74,12 +74,12 @@ async def test_a_removed_fellow_is_a_stranger_even_after_a_restart(pool: Pool) -
     assert pool.leader.fellow(fellow.credential) is None
 
 
-async def test_a_fellow_is_offline_after_fifteen_seconds_of_silence_and_back_at_its_next_beat(
+async def test_a_fellow_is_offline_after_thirteen_seconds_of_silence_and_back_at_its_next_beat(
     pool: Pool,
 ) -> None:
     fellow = await pool.add_fellow()
     pool.leader.start()
-    await pool.clock.advance(14)
+    await pool.clock.advance(12)
     assert (await pool.ask("fellows_list")).fellows[0].status == "ready"
     await pool.clock.advance(2)
     row = (await pool.ask("fellows_list")).fellows[0]
@@ -96,7 +96,7 @@ async def test_when_the_leader_itself_stood_still_its_fellows_get_that_time_on_t
     registry = pool.leader.office.registry
     await pool.clock.advance(60)
     assert registry.sweep() == []
-    await pool.clock.advance(4)
+    await pool.clock.advance(2)
     assert registry.sweep() == []
     await pool.clock.advance(1)
     assert len(registry.sweep()) == 1

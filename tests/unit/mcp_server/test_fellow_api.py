@@ -9,7 +9,16 @@ import pytest
 
 from control.jobs.results import StageKey
 from mcp_server import fellow_api
-from tests.unit.mcp_server.twin import CREDENTIAL, FELLOW, IDLE, INVITE, House, sample, stored
+from tests.unit.mcp_server.twin import (
+    CREDENTIAL,
+    FELLOW,
+    IDLE,
+    INVITE,
+    House,
+    sample,
+    stored,
+    until,
+)
 from transport.cards import Heartbeat, MachineReport
 from transport.orders import DesiredState
 from transport.reports import JoinAsk, ReportBatch
@@ -165,3 +174,11 @@ async def test_a_hung_up_upload_leaves_the_leader_well(house: House) -> None:
             await client.put(ADAPTER, content=half())  # type: ignore[arg-type]
         assert (await client.get("/healthz")).text == "ok\n"
     assert house.twin.adapters == {}
+
+
+async def test_a_held_request_ends_at_once_when_its_sender_hangs_up(house: House) -> None:
+    async with house.client(CREDENTIAL) as client:
+        asking = asyncio.create_task(client.get("/fellow/v1/orders?since=3"))
+        await until(lambda: house.twin.held == 1)
+        asking.cancel()
+        await until(lambda: house.twin.held == 0)

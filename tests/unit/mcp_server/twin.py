@@ -107,6 +107,8 @@ class Twin:
     batches: list[ReportBatch] = field(default_factory=list)
     desired: DesiredState = IDLE
     order: asyncio.Event = field(default_factory=asyncio.Event)
+    held: int = 0
+    """Requests for orders that are open."""
     listeners: set[asyncio.Queue[Changed]] = field(default_factory=set)
 
     async def run(self, question: Question) -> Answer:
@@ -153,7 +155,11 @@ class Twin:
 
     async def wait_orders(self, fellow_id: str, since: int, timeout_s: float) -> DesiredState:
         if since >= self.desired.revision:
-            await asyncio.wait_for(self.order.wait(), timeout_s)
+            self.held += 1
+            try:
+                await asyncio.wait_for(self.order.wait(), timeout_s)
+            finally:
+                self.held -= 1
         return self.desired
 
     async def take_reports(self, fellow_id: str, batch: ReportBatch) -> ReportsTaken:

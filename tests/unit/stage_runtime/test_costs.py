@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from stage_runtime.costs import Prices, live_micro_batches
 from stage_runtime.model_facts import ModelFacts, facts_from_config
 from stage_runtime.places import CardPlace, Device, Price
-from tests.unit.stage_runtime.live_bytes import Case, Counted, count
+from tests.unit.stage_runtime.real_stage_bytes import Case, Counted, count
 from tests.unit.stage_runtime.small_models import CONFIGS, SMOLLM2
 from transport.orders import LoraSettings, TrainSettings
 

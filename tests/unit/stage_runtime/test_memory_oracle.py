@@ -8,8 +8,9 @@ from torch.profiler import ProfilerActivity, profile
 
 from stage_runtime.model_facts import facts_from_config
 from tests.oracle.lean_adapters import BAR, compare
+from tests.oracle.live_bytes import LiveBytes
 from tests.oracle.memory_grid import Row, fallback_rows, rows
-from tests.oracle.memory_oracle import Case, LiveBytes, OneStep, OracleStage, count
+from tests.oracle.memory_oracle import Case, OneStep, OracleStage, count
 from tests.oracle.memory_table import FALLBACK_BAR, LOW_BAR, WORST_BAR, line_of, price_of
 from tests.unit.stage_runtime.small_models import CONFIGS, UNFUSED
 
@@ -98,6 +99,8 @@ SPREAD = [
     "gemma3-1b attention bfloat16 2048x1/1 3of3 kept flash",
     "qwen3-14b attention bfloat16 2048x1/1 2of3 kept efficient",
     "qwen3-1.7b all-linear float32 1024x1/1 2of3 kept flash",
+    "qwen3-0.6b all-linear bfloat16 1024x4/4 2of3 2-early flash",
+    "llama-3.1-8b attention bfloat16 2048x4/4 1of3 4-early flash",
 ]
 
 

@@ -13,8 +13,8 @@ from stage_runtime.costs import Prices
 from stage_runtime.model_facts import Linear, facts_from_config
 from stage_runtime.places import CardPlace, Device, Price
 from stage_runtime.quantized_costs import StoredWeights
+from tests.oracle.live_bytes import LiveBytes
 from tests.oracle.memory_models import MODELS
-from tests.oracle.memory_oracle import LiveBytes
 from tests.unit.stage_runtime.small_models import CONFIGS, UNFUSED
 from tests.unit.stage_runtime.test_costs import a_setting
 

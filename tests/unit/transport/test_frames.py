@@ -14,6 +14,7 @@ from transport.frames import (
     DTYPES,
     HEADER_BYTES,
     MAX_CONTROL_VALUES,
+    MAX_PIECE_BYTES,
     MAX_REASON_BYTES,
     Direction,
     Frame,
@@ -36,6 +37,8 @@ def _shapes(kind: Kind) -> st.SearchStrategy[tuple[str, tuple[int, ...]]]:
         return st.tuples(dtypes, st.lists(st.integers(1, 5), max_size=4).map(tuple))
     if kind is Kind.CONTROL:
         return st.tuples(st.just("float64"), st.integers(1, MAX_CONTROL_VALUES).map(lambda n: (n,)))
+    if kind is Kind.PIECE:
+        return st.tuples(st.just("uint8"), st.integers(1, 2000).map(lambda n: (n,)))
     if kind is Kind.PAUSE:
         return st.tuples(st.just("uint8"), st.integers(1, MAX_REASON_BYTES).map(lambda n: (n,)))
     return st.just(("none", ()))
@@ -163,6 +166,8 @@ def test_each_wrong_field_is_named(offset: int, value: int, word: str) -> None:
         a_header(kind=Kind.CONTROL),
         a_header(kind=Kind.CONTROL, dtype="float64", shape=(MAX_CONTROL_VALUES + 1,)),
         a_header(kind=Kind.PAUSE, dtype="uint8", shape=(MAX_REASON_BYTES + 1,)),
+        a_header(kind=Kind.PIECE),
+        a_header(kind=Kind.PIECE, dtype="uint8", shape=(MAX_PIECE_BYTES + 1,)),
     ],
 )
 def test_a_payload_that_its_kind_does_not_have_is_refused(header: Header) -> None:

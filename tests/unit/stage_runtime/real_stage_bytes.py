@@ -6,7 +6,6 @@ that PipelineStage keeps.
 """
 
 import os
-import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
@@ -16,46 +15,13 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import torch
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import AutoConfig, AutoModel
 
 from stage_runtime.load import Head, NoPositions
 from stage_runtime.lora_linear import AdapterShape, put_adapters
 from stage_runtime.loss import StageLoss
 from stage_runtime.optim import adamw
-
-
-class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Follows every storage by weak reference. Register what existed before with `hold`."""
-
-    def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.now = self.peak = 0
-        self._known: dict[int, weakref.ref[Any]] = {}
-
-    def hold(self, tensor: Tensor) -> None:
-        """Count the storage of a tensor, once, until it dies."""
-        storage = tensor.untyped_storage()
-        key = storage._cdata
-        known = self._known.get(key)
-        if known is not None and known() is storage:
-            return
-        size = storage.nbytes()
-
-        def gone(_: Any) -> None:
-            self.now -= size
-            self._known.pop(key, None)
-
-        self._known[key] = weakref.ref(storage, gone)
-        self.now += size
-        self.peak = max(self.peak, self.now)
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        out = func(*args, **(kwargs or {}))
-        for one in out if isinstance(out, (tuple, list)) else (out,):
-            if isinstance(one, Tensor):
-                self.hold(one)
-        return out
+from tests.oracle.live_bytes import LiveBytes
 
 
 @dataclass(frozen=True)
