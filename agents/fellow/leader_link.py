@@ -20,6 +20,7 @@ from agents.fellow.spool import Line
 from transport.beats import ShortBeat
 from transport.cards import PROTOCOL, Heartbeat
 from transport.errors import SwarmError
+from transport.lives import LIFE_HEADER, new_life
 from transport.orders import DesiredState
 from transport.pinning import split_pin, trust
 from transport.reports import JoinAsk, Joined, ReportsTaken
@@ -39,6 +40,8 @@ class LeaderLink:
         self.sent_bytes = 0
         self.received_bytes = 0
         self._headers = {"User-Agent": "swarm-fellow", "Accept": "application/json"}
+        # Made anew at each start: by it the leader tells a restart from a copied disk.
+        self._headers[LIFE_HEADER] = new_life()
         if credential:
             self._headers["Authorization"] = f"Bearer {credential}"
         self._turn = asyncio.Lock()
