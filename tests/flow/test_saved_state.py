@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Literal
 
 import pytest
 from safetensors import safe_open
@@ -173,7 +174,7 @@ def test_a_file_of_another_step_is_refused_before_the_first_step(
     assert "another job or step" in failure.message
 
 
-def test_a_run_with_a_rotation_goes_on_bit_for_bit_and_calibrates_a_new_boundary_when_split_again(
+def test_a_run_with_a_rotation_goes_on_bit_for_bit_without_calibrating_again(
     workers: Workers, case: Case, leader: LeaderTwin, tmp_path: Path
 ) -> None:
     rotation = CompressionSettings(kind="rotation", bits=4)
@@ -189,10 +190,39 @@ def test_a_run_with_a_rotation_goes_on_bit_for_bit_and_calibrates_a_new_boundary
     assert trained(rest) == trained(whole)
     assert not calibrations(rest)
 
-    split_again = run_to_end(workers, going_on(case, leader, cuts), 3)
-    assert len(calibrations(split_again)) == 3
-    for step, loss in losses(split_again).items():
-        assert loss == pytest.approx(losses(whole)[step], abs=0.05)
+
+def test_a_run_with_a_rotation_is_split_over_fewer_stages_and_back_with_new_boundaries(
+    workers: Workers, case: Case, leader: LeaderTwin
+) -> None:
+    rotation = CompressionSettings(kind="rotation", bits=4)
+    case = replace(case, settings=case.settings.model_copy(update={"compression": rotation}))
+    whole = run_to_end(workers, case, 3)
+    fewer = run_to_end(workers, going_on(case, leader, even_cuts(case.num_layers, 3)), 2)
+    again = going_on(replace(case, attempt=2), leader, even_cuts(case.num_layers, 2), 6)
+    back = run_to_end(workers, again, 3)
+    # Each stage calibrates what it sends: no boundary of one split lies where one of the other does
+    assert [len(calibrations(run)) for run in (whole, fewer, back)] == [3, 2, 3]
+    assert (list(losses(fewer)), list(losses(back))) == ([4, 5, 6, 7, 8], [7, 8])
+    for run in (fewer, back):
+        for step, loss in losses(run).items():
+            assert loss == pytest.approx(losses(whole)[step], abs=0.05)
+
+
+@pytest.mark.parametrize("kind", ["fixed_int8", "fixed_int4", "learned"])
+def test_a_run_with_codes_and_adapters_goes_on_bit_for_bit(
+    workers: Workers,
+    case: Case,
+    leader: LeaderTwin,
+    kind: Literal["fixed_int8", "fixed_int4", "learned"],
+) -> None:
+    bits, dim = (4 if kind == "fixed_int4" else 8), (24 if kind == "learned" else 0)
+    codes = CompressionSettings(kind=kind, bits=bits, dim=dim)
+    case = replace(case, settings=case.settings.model_copy(update={"compression": codes}))
+    whole = run_to_end(workers, case, 2)
+    rest = run_to_end(workers, going_on(case, leader, even_cuts(case.num_layers, 2)), 2)
+    assert list(losses(rest)) == [4, 5, 6, 7, 8]
+    assert losses(rest).items() <= losses(whole).items()
+    assert trained(rest) == trained(whole)
 
 
 def test_a_bottleneck_alone_goes_on_bit_for_bit_and_is_refused_on_another_split(
