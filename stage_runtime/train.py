@@ -22,13 +22,14 @@ from stage_runtime.boundaries import Boundaries
 from stage_runtime.card_memory import CardMeter, device_of
 from stage_runtime.checkpoint import Checkpoint
 from stage_runtime.checkpoint_share import StageSpan
-from stage_runtime.costs import CardPlace, Device, Prices
+from stage_runtime.costs import Prices
 from stage_runtime.evaluate import evaluate, forward_batch, num_evaluated
 from stage_runtime.load import LoadedStage, load_stage
 from stage_runtime.loss import StageLoss
 from stage_runtime.loss_scale import LossScale
 from stage_runtime.marks import BACKWARD, DATA, FORWARD, LOSS, SNAPSHOT, marks_on
 from stage_runtime.optim import adamw
+from stage_runtime.places import CardPlace, Device
 from stage_runtime.process_group import SwarmGroup, TensorKind
 from stage_runtime.progress import StepLog, tell_data, tell_share
 from stage_runtime.recompute import Rebuilds

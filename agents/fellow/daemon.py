@@ -35,6 +35,7 @@ from agents.fellow.worker import PATIENCE, Patience
 from transport.beats import shortened
 from transport.cards import PROTOCOL, CardReport, Heartbeat
 from transport.errors import SwarmError
+from transport.lives import TWO_DAEMONS
 from transport.orders import DesiredState, MeasureOrder
 from transport.pinning import split_pin
 
@@ -241,7 +242,7 @@ class Daemon:
                 self._first_answer.set()
                 backoff.succeeded()
             except SwarmError as error:
-                if error.code == "unauthenticated":
+                if error.code == "unauthenticated" or error.facts.get("reason") == TWO_DAEMONS:
                     return self._fatal(error)
                 pause_s = backoff.pause_s()
                 _tell_away(error, "heartbeat")

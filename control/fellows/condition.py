@@ -16,6 +16,7 @@ from transport.units import human_bytes
 LOW_DISK_SHARE = 0.1
 LOW_DISK_BYTES = 5_000_000_000  # when the disk's size is not told
 LATE_BEATS = 2.0
+COPY_SHOWN_S = 600.0
 
 Grade = Literal["A", "B", "C", "F"]
 
@@ -38,6 +39,8 @@ def health_of(member: Member, silent_s: float, heartbeat_s: float) -> tuple[Grad
     causes = []
     if silent_s > LATE_BEATS * heartbeat_s:
         causes.append(f"its heartbeat is late: {silent_s:.0f} s instead of {heartbeat_s:.0f} s")
+    if member.copied_at is not None and (member.seen_at or 0.0) - member.copied_at < COPY_SHOWN_S:
+        causes.append("a copy of it was refused: two machines have its credential")
     beat = member.beat
     if beat is not None and beat.protocol < PROTOCOL:
         causes.append(f"update wanted: it speaks protocol {beat.protocol}, the leader {PROTOCOL}")

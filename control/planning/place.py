@@ -33,8 +33,8 @@ from control.planning.split import MAX_FELLOWS, FellowCards, Pins, fellows_of, p
 from control.planning.summary import left_out_line
 from control.planning.terms import LIVE, Terms
 from control.planning.usable import Card, Inventory, Wanted, examine, is_old
-from stage_runtime.costs import CardPlace, Device
 from stage_runtime.model_facts import ModelFacts
+from stage_runtime.places import CardPlace, Device
 from transport.api.job_config import JobConfig
 from transport.api.plans import DataShape
 from transport.errors import SwarmError

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import torch
 
-from stage_runtime.costs import Device
 from stage_runtime.model_facts import facts_from_config
+from stage_runtime.places import Device
 from stage_runtime.reference_costs import reference_bytes
 from stage_runtime.reference_process import run_reference
 from tests.oracle.grid import Ground, Point

@@ -37,6 +37,8 @@ from tests.oracle.live_bytes import LiveBytes
 
 Kernel = Literal["flash", "efficient", "cpu"]
 """flash: CUDA, from Ampere on. efficient: CUDA before it, heads repeated. cpu: torch's own."""
+PIECE_VALUES = 1 << 18
+"""Float32 values of a shared table that cross at once."""
 
 
 @dataclass(frozen=True)
@@ -118,6 +120,7 @@ def count(case: Case) -> Counted:
         with counter:
             loaded = counter.now
             held = run.step(counter)
+            stage.share_table()
             step_peak = counter.peak
             counter.peak = counter.now
             stage.optimizer.step()
@@ -192,6 +195,9 @@ class OracleStage:
         self.case = case
         config = _cut_config(case)
         self.vocab, self.width = config.vocab_size, config.hidden_size
+        tied = config.tie_word_embeddings and case.targets is None
+        self.copies = tied and case.is_last and not case.is_first
+        """The head is a copy of the first stage's table: it has a gradient, and no moments."""
         if not case.is_first:
             config.vocab_size, config.pad_token_id = 1, None
         # A full fine-tune keeps float32 weights and computes in the case's format.
@@ -207,7 +213,7 @@ class OracleStage:
         self.model = model.train()
         self._wrap()
         trained = [p for p in model.parameters() if p.requires_grad]
-        if self.head is not None and case.targets is None:
+        if self.head is not None and case.targets is None and not self.copies:
             trained += [p for p in self.head.parameters() if all(p is not q for q in trained)]
         self.trained = trained
         single = case.kernel == "cpu"
@@ -290,6 +296,15 @@ class OracleStage:
             yield from self.head.parameters()
         for state in self.optimizer.state.values():
             yield from (one for one in state.values() if isinstance(one, Tensor))
+
+    def share_table(self) -> None:
+        """As the engine does when a step's gradients are whole: the copy's travels to the first
+        stage in pieces, and its own place is free before the update.
+        """
+        if self.copies:
+            assert self.head is not None
+            torch.zeros(min(PIECE_VALUES, self.vocab * self.width))
+            self.head.weight.grad = None
 
     def forward(self, given: Tensor) -> Tensor:
         if self.rebuilds is not None:
