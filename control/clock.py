@@ -97,9 +97,8 @@ async def wait_for_event(event: asyncio.Event, timeout_s: float, clock: Clock) -
     try:
         await asyncio.wait({ringing, running_out}, return_when=asyncio.FIRST_COMPLETED)
     finally:
-        for task in (ringing, running_out):
-            task.cancel()
-        await asyncio.gather(ringing, running_out, return_exceptions=True)
+        ringing.cancel()
+        running_out.cancel()
     return event.is_set()
 
 

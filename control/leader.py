@@ -171,6 +171,10 @@ class Leader:
         """The fellow of a credential; None when unknown or removed."""
         return self.office.registry.authenticate(credential)
 
+    def admit(self, fellow_id: str, life: str) -> None:
+        """Refuse a second daemon that speaks for a fellow; see control.fellows.lives."""
+        self.office.registry.admit(fellow_id, life)
+
     async def join(self, ask: JoinAsk) -> Joined:
         """Let a machine in."""
         return await self.office.invites.join(ask, self.office.clock, self.office.random_bytes)
@@ -228,6 +232,7 @@ class Leader:
     async def load(self) -> None:
         """Read what is stored, and go on with what was running. Part of open()."""
         handlers()
+        await asyncio.to_thread(_drop_unfinished, self.incoming)
         files, made = await self.office.database.read(known_files)
         await asyncio.to_thread(self.office.buckets.sweep, files)
         await asyncio.to_thread(self.tokens.sweep, made)
@@ -305,6 +310,13 @@ class Leader:
                 plans.drop_expired(tx, now),
             )
         )
+
+
+def _drop_unfinished(folder: Path) -> None:
+    """Uploads that an earlier life did not finish: their senders send them again."""
+    for path in folder.glob("*"):
+        with contextlib.suppress(OSError):
+            path.unlink()
 
 
 async def _guarded(work: Callable[[], Awaitable[None]]) -> None:

@@ -19,6 +19,7 @@ from mcp_server.office import Caller, Office
 from mcp_server.problems import problem_response
 from mcp_server.sessions import COOKIES, Sessions
 from transport.errors import SwarmError
+from transport.lives import LIFE_HEADER, is_life
 
 LOOPBACK_NAMES = ("127.0.0.1", "localhost", "[::1]")
 FELLOW_PREFIX = "/fellow/v1"
@@ -179,6 +180,8 @@ class Reception:
         )
         if fellow_id is None:
             self.refuse(request, "this fellow's credential is not valid here")
+        life = request.headers.get(LIFE_HEADER, "")
+        await self.office.admit(fellow_id, life if is_life(life) else "")
         return fellow_id
 
     def refuse(self, request: Request, message: str) -> NoReturn:

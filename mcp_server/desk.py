@@ -58,6 +58,10 @@ class Desk:
         """Whose credential this is."""
         return self.leader.fellow(credential)
 
+    async def admit(self, fellow_id: str, life: str) -> None:
+        """Refuse a second daemon that speaks for a fellow."""
+        self.leader.admit(fellow_id, life)
+
     async def join(self, ask: JoinAsk) -> Joined:
         """Let a machine in."""
         return await self.leader.join(ask)

@@ -87,6 +87,13 @@ class Office(Protocol):
     async def fellow(self, credential: str) -> str | None:
         """The fellow_id of a fellow's credential; None when unknown or removed."""
 
+    async def admit(self, fellow_id: str, life: str) -> None:
+        """Let a daemon speak for a fellow. `life` is of this start of it; "" when it names none.
+
+        Raises:
+            SwarmError: conflict for a second one beside the first; unavailable while that is open.
+        """
+
     async def join(self, ask: JoinAsk) -> Joined: ...
 
     async def heartbeat(self, fellow_id: str, beat: Heartbeat) -> DesiredState: ...

@@ -23,6 +23,8 @@ class AttentionCosts:
     seq_len: int
     autocast: bool = False
     """Weights are float32 and compute in 16 bits (a full fine-tune)."""
+    apart: bool = False
+    """Documents that share a sequence do not see each other: every layer has a mask."""
 
     def saved_per_token(self) -> int:
         """Queries, keys, values, the output, and one float32 sum a head."""
@@ -49,7 +51,11 @@ class AttentionCosts:
         return saved + (tokens * self._repeated() if masked or not shared else 0)
 
     def is_masked(self, layer: int) -> bool:
-        """Whether the layer's window is shorter than the sequence, so that a mask exists."""
+        """Whether a mask exists: documents are apart, or the layer's window is shorter than the
+        sequence.
+        """
+        if self.apart:
+            return True
         window = self.facts.window
         slides = self.facts.layer_types[layer] == "sliding_attention"
         return slides and window is not None and self.seq_len >= window
@@ -78,9 +84,11 @@ class AttentionCosts:
     def mask_bytes(self, first: int, last: int, rows: int) -> int:
         """Masks that a recomputed micro-batch keeps alive, one a kind of layer."""
         square = self.seq_len * self.seq_len
+        kinds = len(set(self.facts.layer_types[first : last + 1]))
         if self.facts.family.scores:
-            kinds = len(set(self.facts.layer_types[first : last + 1]))
             return kinds * rows * square * self.number_bytes
+        if self.apart:
+            return kinds * rows * square
         return square if self.masked_in(first, last) is not None else 0
 
     def _repeated(self) -> int:

@@ -14,9 +14,10 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from stage_runtime.documents import Documents
 from stage_runtime.loss import IGNORED
 from transport.errors import SwarmError
-from transport.orders import TokenFile
+from transport.orders import StageOrder, TokenFile
 
 
 def epoch_order(seed: int, epoch: int, num_sequences: int) -> np.ndarray[Any, Any]:
@@ -44,6 +45,8 @@ class Batch:
     tokens: Tensor
     targets: Tensor
     """The next token where it is supervised, else IGNORED. The last column always is IGNORED."""
+    positions: Tensor | None = None
+    """(B, T) int64 where documents that share a sequence do not see each other."""
 
     @property
     def num_targets(self) -> int:
@@ -51,11 +54,31 @@ class Batch:
         return int((self.targets != IGNORED).sum())
 
 
+def documents_of(batch: Batch) -> list[Batch]:
+    """Each document of a batch as a batch of its own, as if nothing stood beside it."""
+    assert batch.positions is not None
+    found = []
+    for row, positions in enumerate(batch.positions):
+        begins = torch.nonzero(positions == 0).flatten().tolist()
+        for first, until in zip(begins, [*begins[1:], len(positions)], strict=True):
+            span = (slice(row, row + 1), slice(first, until))
+            found.append(Batch(batch.tokens[span], batch.targets[span]))
+    return found
+
+
 class Sequences:
     """The sequences of a token file at a sequence length, training ones first."""
 
-    def __init__(self, file: TokenFile, tokens: Any, supervised: Any, row_starts: Any) -> None:
+    def __init__(
+        self,
+        file: TokenFile,
+        tokens: Any,
+        supervised: Any,
+        row_starts: Any,
+        documents: Documents | None = None,
+    ) -> None:
         self.file = file
+        self.documents = documents
         self._tokens = tokens
         self._supervised = supervised
         self._row_starts = row_starts
@@ -71,12 +94,13 @@ class Sequences:
             if length > 1:
                 counted = self._supervised[start + 1 : end] != 0
                 targets[row, : length - 1][counted] = self._tokens[start + 1 : end][counted]
-        return Batch(torch.from_numpy(tokens), torch.from_numpy(targets))
+        told = self.documents
+        positions = None if told is None else told.positions(indices, seq_len)
+        return Batch(torch.from_numpy(tokens), torch.from_numpy(targets), positions)
 
     def held_out(self, count: int) -> list[int]:
         """The first `count` of the held-out sequences, which lie at the file's end."""
-        total = self.file.train_sequences + self.file.held_out_sequences
-        return list(range(self.file.train_sequences, total))[:count]
+        return held_out_of(self.file, count)
 
     def _span(self, index: int, seq_len: int) -> tuple[int, int]:
         if index < 0:
@@ -87,8 +111,51 @@ class Sequences:
         return start, min(end, start + seq_len)
 
 
-def open_sequences(path: Path, file: TokenFile, seq_len: int, vocab: int) -> Sequences:
+@dataclass(frozen=True)
+class Seams:
+    """What a stage without tokens reads of the sequences: where documents begin."""
+
+    documents: Documents
+
+    def batch(self, indices: list[int], seq_len: int) -> Batch:
+        """Positions only."""
+        none = torch.empty(0, dtype=torch.int64)
+        return Batch(none, none, self.documents.positions(indices, seq_len))
+
+    def held_out(self, count: int) -> list[int]:
+        """The first `count` of the held-out sequences."""
+        return held_out_of(self.documents.file, count)
+
+
+def held_out_of(file: TokenFile, count: int) -> list[int]:
+    """The first `count` of a file's held-out sequences."""
+    total = file.train_sequences + file.held_out_sequences
+    return list(range(file.train_sequences, total))[:count]
+
+
+def open_data(order: StageOrder, path: Path, vocab: int) -> Sequences | Seams:
+    """What a stage reads of the token file at its place in the pipeline.
+
+    Raises:
+        SwarmError: invalid-input, as open_sequences.
+    """
+    settings = order.settings
+    if order.is_first or order.is_last:
+        masks = settings.document_mask
+        return open_sequences(path, order.tokens, settings.seq_len, vocab, masks=masks)
+    try:
+        with safe_open(str(path), framework="np") as opened:
+            return Seams(Documents(order.tokens, opened.get_tensor("row_starts")))
+    except (SafetensorError, OSError, ValueError) as error:
+        raise _broken(f"the list of documents cannot be read: {str(error)[:200]}") from error
+
+
+def open_sequences(
+    path: Path, file: TokenFile, seq_len: int, vocab: int, *, masks: bool = False
+) -> Sequences:
     """Read a token file.
+
+    masks: batches tell where documents begin.
 
     Raises:
         SwarmError: invalid-input; the file is not what the order says, holds fewer sequences than
@@ -116,7 +183,8 @@ def open_sequences(path: Path, file: TokenFile, seq_len: int, vocab: int) -> Seq
             f"the data holds token {highest}, but the model's vocabulary has {vocab} entries",
             hint="tokenize the data with this model's own tokenizer",
         )
-    return Sequences(file, tokens, supervised, row_starts)
+    documents = Documents(file, row_starts) if masks else None
+    return Sequences(file, tokens, supervised, row_starts, documents)
 
 
 def _broken(message: str) -> SwarmError:

@@ -6,7 +6,7 @@ Tensor terms are counted against real stages in tests; workspace is an allowance
 docs/memory.md says the formulas in words; stage_runtime.kv_costs prices serving.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
 
@@ -14,107 +14,13 @@ from stage_runtime.boundary_costs import BoundaryCosts
 from stage_runtime.layer_costs import Kernels, LayerCosts
 from stage_runtime.model_facts import ModelFacts
 from stage_runtime.pieces import LOSS_WORDS, TWIN_ROWS
+from stage_runtime.places import CardPlace, Device, Price, workspace_of
 from stage_runtime.quantized_costs import StoredWeights
 from stage_runtime.tied_costs import piece_values, shares_table, table_values
-from transport.cards import CardKind
 from transport.orders import TrainSettings
-
-# A CUDA context, cuBLAS handles and kernels' own buffers: 300-600 MB a process on cards of the
-# last ten years, and 3-10 % that the allocator loses to fragments.
-GPU_CONTEXT_BYTES = 600_000_000
-GPU_FRAGMENTS = 0.05
-# A CPU card counts tensors only: nothing but a margin for what a step has never shown.
-CPU_MARGIN_BYTES = 8_000_000
-CPU_FRAGMENTS = 0.02
 
 LOGIT_CHUNK_BYTES = 91_000_000
 """Float32 logits that exist at once in the loss: 150 tokens at 151,936 words."""
-
-
-@dataclass(frozen=True)
-class Device:
-    """What of a card's kind changes a price."""
-
-    kind: CardKind
-    flash: bool = True
-    """Shared key-value heads stay shared in the attention kernel (CUDA: from Ampere on)."""
-    grouped: bool | None = None
-    """Experts run in the grouped product; None = as flash, which CUDA has from the same cards."""
-
-    def kernels(self, number_bytes: int) -> Kernels:
-        """What computes a block in this format. CUDA's flash kernel takes 16 bits only."""
-        narrow_only = self.kind in ("cuda", "rocm")
-        shared = self.kind == "cpu" or (self.flash and (number_bytes == 2 or not narrow_only))
-        grouped = self.kind == "cpu" or self.flash if self.grouped is None else self.grouped
-        return Kernels(shared, grouped)
-
-
-@dataclass(frozen=True)
-class CardPlace:
-    """What a card runs: layers of a stage, and whether the stage begins or ends on it."""
-
-    stage: int
-    num_stages: int
-    first_layer: int
-    last_layer: int
-    """Inclusive, global; first_layer - 1 when the card holds no layer."""
-    takes_input: bool = True
-    """The stage's input arrives on this card; on the first stage it holds the embeddings."""
-    gives_output: bool = True
-    """The stage's output leaves from this card; the last stage's holds the head and the loss."""
-
-    @property
-    def num_layers(self) -> int:
-        """Layers on the card."""
-        return self.last_layer - self.first_layer + 1
-
-    @property
-    def ends(self) -> tuple[bool, bool]:
-        """(whether the previous stage's output arrives here, whether the next one's leaves)."""
-        last = self.stage == self.num_stages - 1
-        return self.takes_input and self.stage > 0, self.gives_output and not last
-
-    @property
-    def embeds(self) -> bool:
-        """Whether the input embeddings lie here."""
-        return self.stage == 0 and self.takes_input
-
-    @property
-    def heads(self) -> bool:
-        """Whether the output head and the loss are computed here."""
-        return self.stage == self.num_stages - 1 and self.gives_output
-
-
-@dataclass(frozen=True)
-class Price:
-    """Bytes on one card at the peak of a step, by what they are for."""
-
-    weights: int
-    embeddings: int
-    """Input embeddings, head, the receive buffers of all micro-batches, and the buffer in which
-    a quantized projection is unpacked.
-    """
-    activations: int
-    """At the peak; on a CPU card also what loading holds for a moment beyond a step's peak."""
-    gradients: int
-    optimizer: int
-    lora: int
-    """The adapters themselves."""
-    workspace: int
-    """The device's context, kernels and fragments: an allowance that no tensor count shows."""
-    kv_cache: int = 0
-    """Keys and values of the context; serving only."""
-
-    @property
-    def tensor_bytes(self) -> int:
-        """What a count of live tensors shows at the peak."""
-        held = self.weights + self.embeddings + self.kv_cache + self.lora + self.optimizer
-        return held + self.activations + self.gradients
-
-    @property
-    def total(self) -> int:
-        """All that the card must have free."""
-        return self.tensor_bytes + self.workspace
 
 
 def loss_chunk_tokens(vocab: int) -> int:
@@ -181,27 +87,63 @@ class Prices:
         more = self._calibration_bytes(place, device, price) - price.tensor_bytes
         if more <= 0:
             return price
-        price = replace(price, activations=price.activations + more)
-        return with_workspace(price, device, self._kernel_bytes(place, device, price))
+        activations = price.activations + more
+        kernels = self._kernel_bytes(place, device, activations + price.gradients)
+        workspace = workspace_of(device, price.tensor_bytes + more, kernels)
+        return price._replace(activations=activations, workspace=workspace)
 
     def at_step(self, place: CardPlace, device: Device) -> Price:
         """The price at the peak of a step."""
-        trained = self._trained_params(place)
-        activations, gradients = self._peak(place, device, 4 * (trained + self._copied(place)))
-        full = self.layer.full
-        tensors = 0 if full else place.num_layers * self.layer.adapter_tensors
-        tensors += self.boundary.tensors(*place.ends)
-        price = Price(
-            weights=self.weights(place),
-            embeddings=self.tables(place) + self._buffers(place),
-            activations=activations,
-            gradients=gradients,
-            # Two float32 moments for each parameter, and a step counter for each tensor.
-            optimizer=8 * trained + 4 * tensors + self._saved_copy(device, trained, tensors),
-            lora=4 * (self.boundary.params(*place.ends) if full else trained),
-            workspace=0,
+        seat, layers = self._seat(place), place.num_layers
+        full, adapted = self.layer.full, layers * self.layer.adapter_params
+        trained = seat.trained + (_between(self._params_until, place) if full else adapted)
+        activations, gradients = self._peak(place, device, 4 * (trained + seat.copied))
+        tensors = seat.tensors + (0 if full else layers * self.layer.adapter_tensors)
+        weights = seat.weights + _between(self._weights_until, place)
+        embeddings = seat.embeddings + (self.stored.buffer() if layers else 0)
+        # Two float32 moments for each parameter, and a step counter for each tensor.
+        optimizer = 8 * trained + 4 * tensors + self._saved_copy(device, trained, tensors)
+        lora = 4 * (seat.projections if full else trained)
+        moved = activations + gradients
+        workspace = workspace_of(
+            device,
+            weights + embeddings + optimizer + lora + moved,
+            self._kernel_bytes(place, device, moved),
         )
-        return with_workspace(price, device, self._kernel_bytes(place, device, price))
+        return Price(weights, embeddings, activations, gradients, optimizer, lora, workspace)
+
+    def _seat(self, place: CardPlace) -> "_Seat":
+        """What of the price does not hang on the layers; a search asks for few seats, often."""
+        stage, stages, _, _, takes, gives = place
+        key = (stage == 0, stage == stages - 1, takes, gives)
+        found = self._seats.get(key)
+        if found is None:
+            empty = place._replace(last_layer=place.first_layer - 1)
+            found = self._seats[key] = self._empty_seat(empty)
+        return found
+
+    @cached_property
+    def _seats(self) -> dict[tuple[bool, ...], "_Seat"]:
+        return {}
+
+    def _empty_seat(self, empty: CardPlace) -> "_Seat":
+        ends, copied = empty.ends, self._copied(empty)
+        return _Seat(
+            weights=self.weights(empty),
+            embeddings=self.tables(empty) + self._buffers(empty),
+            trained=self._trained_at_ends(empty),
+            copied=copied,
+            tensors=self.boundary.tensors(*ends),
+            projections=self.boundary.params(*ends),
+            kept=self._kept_at_ends(empty),
+            coded=self.boundary.coding(*ends),
+            loss=self._loss_top() if empty.heads else 0,
+            gone=self._kept_by_loss() - 2 * self.hidden_bytes if empty.heads else 0,
+            head_gradient=self._head_gradient * empty.heads,
+            embeds=empty.embeds,
+            shared=self.facts.tied and empty.heads,
+            largest=self._largest_at_ends(empty),
+        )
 
     def _saved_copy(self, device: Device, trained: int, tensors: int) -> int:
         """A copy of what trains and of its moments, in the memory that a CPU card is: what is
@@ -214,13 +156,13 @@ class Prices:
         """The most that a calibration holds on a CPU card: statistics beside a batch that changes
         nothing, or a basis in the making when activations are gone.
         """
-        seen = self.boundary.seen(*place.ends)
-        if device.kind != "cpu" or not seen:
+        seen = self.boundary.seen(*place.ends) if device.kind == "cpu" else 0
+        if not seen:
             return 0
         without = price.tensor_bytes - price.optimizer - self.boundary.constants(*place.ends)
         emptied = without - price.activations - price.gradients
         if self.boundary.learned:
-            without = emptied + self._top(place, device)  # forward only
+            without = emptied + max(self._tops(place, device))  # forward only
         return seen + max(without, emptied + self.boundary.fitting(*place.ends))
 
     def weights(self, place: CardPlace) -> int:
@@ -239,14 +181,14 @@ class Prices:
         return [0, *accumulate(self.facts.layer_params)]
 
     @cached_property
-    def _blocks(self) -> dict[Kernels, "_Blocks"]:
+    def _blocks(self) -> "dict[Device, _Blocks]":
         return {}
 
     def _blocks_on(self, device: Device) -> "_Blocks":
-        kernels = device.kernels(self.layer.number_bytes)
-        found = self._blocks.get(kernels)
+        found = self._blocks.get(device)
         if found is None:
-            found = self._blocks[kernels] = _Blocks.of(self.layer, self.rows, kernels)
+            kernels = device.kernels(self.layer.number_bytes)
+            found = self._blocks[device] = _Blocks.of(self.layer, self.rows, kernels)
         return found
 
     def _table_params(self, place: CardPlace) -> int:
@@ -279,82 +221,96 @@ class Prices:
         given = place.gives_output * (ids if last else crossing)
         shares = shares_table(self.facts, self.settings, place.num_stages)
         piece = 4 * piece_values(self.facts) * (shares and place.takes_input)
-        codecs = self.boundary.constants(*place.ends)
-        unpacked = self.stored.buffer() if place.num_layers else 0
-        return parts * (taken + given) + piece + unpacked + codecs
+        return parts * (taken + given) + piece + self.boundary.constants(*place.ends)
 
-    def _trained_params(self, place: CardPlace) -> int:
+    def _trained_at_ends(self, place: CardPlace) -> int:
+        """Parameters that train in a place beside its layers'."""
         projections = self.boundary.params(*place.ends)
         if not self.layer.full:
-            return place.num_layers * self.layer.adapter_params + projections
+            return projections
         norm = self.facts.final_norm_params if place.heads else 0
-        tables = self._table_params(place) - self._copied(place)
-        return _between(self._params_until, place) + norm + tables + projections
+        return norm + self._table_params(place) - self._copied(place) + projections
 
     def _peak(self, place: CardPlace, device: Device, all_gradients: int) -> tuple[int, int]:
         """(activations, gradients) at the moment of a step in which they weigh most together."""
+        parts, seat = self.settings.micro_batches, self._seat(place)
         live = live_micro_batches(self.settings, place.stage, place.num_stages)
-        each, top = self.held(place, device), self._top(place, device)
+        each = self._held(place, device, seat)
+        loss, block = self._tops(place, device)
+        # The loss's backward is over when the blocks' begins.
+        before, after = (live - 1) * each, each - seat.gone
         moments = [
-            ((live - 1) * each + self._table_gradient(place, first=True), all_gradients),
-            (self._update_copy(place, device), all_gradients),
+            (before + self._table_gradient(seat, first=True), all_gradients),
+            (self._update_copy(place, device, seat), all_gradients),
         ]
-        if self.settings.micro_batches > 1:
+        if parts > 1:
             # A second backward finds all gradients, and one less waiting when none is to begin.
-            waiting = live - (self.settings.micro_batches == live)
-            again = self._table_gradient(place, first=False)
-            moments.append((waiting * each + top, all_gradients))
-            moments.append(((waiting - 1) * each + again, all_gradients))
-        if self.settings.micro_batches == live:
+            waiting = (live - 1 - (parts == live)) * each
+            again = self._table_gradient(seat, first=False)
+            moments.append((waiting + max(each + loss, after + block), all_gradients))
+            moments.append((waiting + again, all_gradients))
+        if parts == live:
             # Every micro-batch waits before the first backward: gradients come, activations go.
             layers, early = max(1, place.num_layers), all_gradients
-            if self.layer.full and place.embeds:
+            if self.layer.full and seat.embeds:
                 early -= 4 * self.facts.embedding_params  # theirs comes last
-            layer, others = each // layers, early - early // layers
-            moments.append((live * each + top, 0))
-            moments.append(((live - 1) * each + layer + top, others))
-            moments.append(((live - 1) * each + self._block(place, device) // 2, early))
+            moments.append((before + each + loss, 0))
+            moments.append((before + after + block, seat.head_gradient))
+            moments.append((before + after // layers + block, early - early // layers))
+            moments.append((before + self._block(place, device) // 2, early))
         return max(moments, key=sum)
 
-    def _update_copy(self, place: CardPlace, device: Device) -> int:
+    @cached_property
+    def _head_gradient(self) -> int:
+        """Made in forward; one of the gradients from the loss's backward on."""
+        return 4 * self.facts.head_params * self.layer.full
+
+    def _update_copy(self, place: CardPlace, device: Device, seat: "_Seat") -> int:
         """What AdamW needs of its own while it steps: on a CPU card the root of a tensor's second
         moments, twice; CUDA's fused kernel needs nothing.
         """
-        return 2 * 4 * self._largest_trained(place) if device.kind == "cpu" else 0
+        return 2 * 4 * self._largest_trained(place, seat) if device.kind == "cpu" else 0
 
-    def _largest_trained(self, place: CardPlace) -> int:
+    def _largest_trained(self, place: CardPlace, seat: "_Seat") -> int:
         """Parameters of the largest tensor that trains on the card."""
+        return max(seat.largest, self.layer.largest_trained) if place.num_layers else seat.largest
+
+    def _largest_at_ends(self, place: CardPlace) -> int:
         largest = self.boundary.largest(*place.ends)
-        if place.num_layers:
-            largest = max(largest, self.layer.largest_trained)
         if self.layer.full and (place.embeds or (place.heads and not self._copied(place))):
             return max(largest, self.facts.vocab * self.facts.hidden)
         return largest
 
-    def _table_gradient(self, place: CardPlace, *, first: bool) -> int:
+    def _table_gradient(self, seat: "_Seat", *, first: bool) -> int:
         """Whole gradients of the embeddings beside the one that stays: the new one before it is
         added; where the table is the head as well, both parts and their sum.
 
         first: it is the step's first micro-batch, whose gradient is the one that stays.
         """
-        if not self.layer.full or not place.embeds:
+        if not self.layer.full or not seat.embeds:
             return 0
-        shared = self.facts.tied and place.heads
-        return 4 * (2 * shared + (not first)) * self.facts.embedding_params
+        return 4 * (2 * seat.shared + (not first)) * self.facts.embedding_params
 
-    def held(self, place: CardPlace, device: Device) -> int:
+    def _held(self, place: CardPlace, device: Device, seat: "_Seat") -> int:
         """Bytes that one micro-batch keeps on the card from its forward to its backward."""
-        kept = self._kept_by_layers(place, device)
-        kept += self._rotary(place)
+        kept = self._kept_by_layers(place, device) + self._rotary(place) + seat.kept
+        arrives = place.takes_input and place.stage > 0 and place.num_layers > 0
+        # It is the receive buffer, counted there; behind a bottleneck it is rebuilt from that.
+        return max(0, kept - self._not_copied * arrives)
+
+    @cached_property
+    def _not_copied(self) -> int:
+        """Bytes of a received micro-batch that the first block keeps as it came."""
+        again = self.settings.recompute and not self.facts.learned_positions
+        keeps = (self.layer.keeps_input or again) and not self.boundary.learned
+        return self.hidden_bytes * keeps
+
+    def _kept_at_ends(self, place: CardPlace) -> int:
+        """The same of a place's ends, whatever layers lie between."""
+        kept = self.boundary.kept(*place.ends)
         if place.gives_output:
             kept += self._kept_by_loss() if place.heads else self.boundary.crossing_bytes
-        kept += self.boundary.kept(*place.ends)
-        arrives = place.takes_input and place.stage > 0 and place.num_layers > 0
-        copied = self.facts.learned_positions
-        if arrives and (self.layer.keeps_input or (self.settings.recompute and not copied)):
-            # It is the receive buffer, counted there; behind a bottleneck it is rebuilt from that.
-            kept -= self.hidden_bytes * (not self.boundary.learned)
-        return max(0, kept)
+        return kept
 
     def _is_frozen(self, place: CardPlace) -> bool:
         """Nothing before the first boundary trains: its blocks keep nothing for a backward."""
@@ -380,33 +336,42 @@ class Prices:
     def _kept_by_loss(self) -> int:
         """Final norm, its output, the gradient made in forward, and the places of the targets."""
         norm = self.tokens * self.layer.final_norm_per_token
-        full = self.layer.full
-        head = 4 * self.facts.head_params if full else 0  # its gradient, made in forward too
-        return norm + 2 * self.hidden_bytes + 8 * self.tokens + head
+        return norm + 2 * self.hidden_bytes + 8 * self.tokens + self._head_gradient
 
     def _rotary(self, place: CardPlace) -> int:
-        if self.facts.learned_positions or not place.num_layers:
-            return 0
-        kinds = len(set(self.facts.layer_types[place.first_layer : place.last_layer + 1]))
-        kinds = kinds if self.facts.family.wide_norm and not self.facts.family.scores else 1
-        size = 2 * self.settings.seq_len * self.facts.head_size
-        return kinds * size * self.layer.number_bytes
-
-    def _top(self, place: CardPlace, device: Device) -> int:
-        """The most that a moment needs above what is kept: a block's backward, or the loss."""
-        coded = self.boundary.coding(*place.ends)
         if not place.num_layers:
-            return max(coded, self._loss_top() if place.heads else 0)
+            return 0
+        if not self._tables_by_kind:
+            return self._rotary_table
+        kinds = len(set(self.facts.layer_types[place.first_layer : place.last_layer + 1]))
+        return kinds * self._rotary_table
+
+    @cached_property
+    def _tables_by_kind(self) -> bool:
+        family = self.facts.family
+        return family.wide_norm and not family.scores
+
+    @cached_property
+    def _rotary_table(self) -> int:
+        if self.facts.learned_positions:
+            return 0
+        rows = self.rows if self.settings.document_mask else 1  # positions differ from row to row
+        return rows * 2 * self.settings.seq_len * self.facts.head_size * self.layer.number_bytes
+
+    def _tops(self, place: CardPlace, device: Device) -> tuple[int, int]:
+        """What a moment needs above what is kept: (the loss, a block's backward)."""
+        seat = self._seat(place)
+        if not place.num_layers:
+            return max(seat.coded, seat.loss), seat.coded
         blocks = self._blocks_on(device)
         top, product = blocks.top, self._product_top
         unpacked = self.stored.buffer()  # counted beside the embeddings
         if self._is_frozen(place):
-            return max(coded, top + 3 * self.hidden_bytes, product) - unpacked
-        if self.settings.recompute:
+            top += 3 * self.hidden_bytes
+        elif self.settings.recompute:
             block = self._whole_blocks(place) * self._block(place, device)
             top, product = blocks.repeated_top + block, product + block
-        top = max(coded, top, product, self._loss_top() if place.heads else 0)
-        return top - unpacked
+        return seat.loss - unpacked, max(seat.coded, top, product) - unpacked
 
     @cached_property
     def _product_top(self) -> int:
@@ -442,19 +407,54 @@ class Prices:
             weight += b * self.facts.head_params * (b == 2)
         return chunk * self.facts.vocab * each + self.hidden_bytes + weight
 
-    def _kernel_bytes(self, place: CardPlace, device: Device, price: Price) -> int:
+    def _kernel_bytes(self, place: CardPlace, device: Device, moved: int) -> int:
         """Buffers inside kernels, which no count of tensors shows: in attention's backward; on a
         CPU card the float32 copy that adding an adapter's output to a 16-bit one makes first, and
         the float64 copy of a gradient whose norm is taken, when activations are gone.
+
+        moved: activations and gradients at the peak.
         """
         if device.kind != "cpu":
-            per_token = 4 * self.facts.heads + 8 * self.facts.query_width
-            return self.tokens * per_token if place.num_layers else 0
+            return self._attention_buffers if place.num_layers else 0
+        seat = self._seat(place)
+        full, layers = self.layer.full, place.num_layers
+        own = _between(self._params_until, place) if full else layers * self.layer.adapter_params
         widest = max((one.outputs for one in self.layer.adapted), default=0)
         rows = min(self.tokens, TWIN_ROWS)
-        added = 4 * rows * widest * (self.layer.number_bytes == 2 and place.num_layers > 0)
-        gone = price.activations + price.gradients - 4 * self._trained_params(place)
-        return max(added, 8 * self._largest_trained(place) - gone)
+        added = 4 * rows * widest * (self.layer.number_bytes == 2 and layers > 0)
+        gone = moved - 4 * (seat.trained + own)
+        return max(added, 8 * self._largest_trained(place, seat) - gone)
+
+    @cached_property
+    def _attention_buffers(self) -> int:
+        return self.tokens * (4 * self.facts.heads + 8 * self.facts.query_width)
+
+
+@dataclass(frozen=True)
+class _Seat:
+    """What a place takes whatever layers it holds, in bytes or parameters."""
+
+    weights: int
+    embeddings: int
+    trained: int
+    copied: int
+    """Trained on another stage; here they have a gradient."""
+    tensors: int
+    projections: int
+    kept: int
+    """Of a micro-batch, by the ends."""
+    coded: int
+    loss: int
+    gone: int
+    """What a last stage keeps for the loss, and no longer when its blocks' backward begins: the
+    final norm's part, the places of the targets, the head's gradient.
+    """
+    head_gradient: int
+    embeds: bool
+    shared: bool
+    """The head is the embeddings' own table, where both lie here."""
+    largest: int
+    """Parameters of the largest trained tensor."""
 
 
 @dataclass(frozen=True)
@@ -481,13 +481,3 @@ class _Blocks:
 def _between(until: list[int], place: CardPlace) -> int:
     """The sum over a place's layers; 0 when it has none."""
     return until[place.last_layer + 1] - until[place.first_layer]
-
-
-def with_workspace(price: Price, device: Device, kernel_bytes: int) -> Price:
-    """The price with the allowance for what no tensor count shows, kernels' own included."""
-    tensors = price.tensor_bytes
-    if device.kind == "cpu":
-        workspace = CPU_MARGIN_BYTES + int(CPU_FRAGMENTS * tensors) + kernel_bytes
-    else:
-        workspace = GPU_CONTEXT_BYTES + int(GPU_FRAGMENTS * tensors) + kernel_bytes
-    return replace(price, workspace=workspace)

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import torch
 
-from stage_runtime.batches import Batch, Sequences
+from stage_runtime.batches import Batch, Seams, Sequences
 from stage_runtime.step import RunningStage
 from transport.orders import StageOrder
 
@@ -24,7 +24,7 @@ def num_evaluated(order: StageOrder) -> int:
     return min(order.settings.eval_sequences, order.tokens.held_out_sequences)
 
 
-def evaluate(stage: RunningStage, sequences: Sequences | None, step: int) -> HeldOut | None:
+def evaluate(stage: RunningStage, sequences: Sequences | Seams | None, step: int) -> HeldOut | None:
     """Run the held-out sequences through; the last stage gets the figures, others None.
 
     All stages must call it at the same place. A last batch that is not full is filled with empty
@@ -48,7 +48,7 @@ def evaluate(stage: RunningStage, sequences: Sequences | None, step: int) -> Hel
 
 
 def _batch(
-    stage: RunningStage, sequences: Sequences | None, first: int, count: int
+    stage: RunningStage, sequences: Sequences | Seams | None, first: int, count: int
 ) -> Batch | None:
     if sequences is None:
         return None
@@ -67,6 +67,7 @@ def forward_batch(stage: RunningStage, batch: Batch | None) -> None:
 def _forward(stage: RunningStage, batch: Batch | None) -> None:
     given: tuple[torch.Tensor, ...] = ()
     target: dict[str, torch.Tensor] = {}
+    stage.module.positions = None if batch is None else batch.positions
     if batch is not None:
         given = (batch.tokens.to(stage.device),) if stage.order.is_first else ()
         target = {"target": batch.targets} if stage.loss is not None else {}

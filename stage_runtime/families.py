@@ -53,6 +53,8 @@ class Family:
     """Experts' outputs are weighed and added up in float32, whatever the layers' format."""
     scores: Literal["", "softcap", "sinks"] = ""
     """Why no fused kernel computes the attention: whole scores exist then. "" = one does."""
+    splits_documents: bool = True
+    """Its class makes masks from positions: documents in one sequence can be kept apart."""
 
 
 _QKVO = ("q_proj", "k_proj", "v_proj", "o_proj")
@@ -101,6 +103,7 @@ FAMILIES: dict[str, Family] = {
         experts=True,
         clamped_experts=True,
         scores="sinks",
+        splits_documents=False,
     ),
     "gpt2": Family(
         layers="transformer.h",

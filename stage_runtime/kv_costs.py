@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
 
-from stage_runtime.costs import CardPlace, Device, Price, Prices, with_workspace
+from stage_runtime.costs import Prices
 from stage_runtime.model_facts import ModelFacts
+from stage_runtime.places import CardPlace, Device, Price, workspace_of
 from transport.orders import TrainSettings
 
 Storage = Literal["16bit", "int8"]
@@ -83,7 +84,7 @@ class ServePrices:
             workspace=0,
             kv_cache=self.cache_bytes(place.first_layer, place.last_layer),
         )
-        return with_workspace(price, device, 0)
+        return price._replace(workspace=workspace_of(device, price.tensor_bytes, 0))
 
     def _moment(self, place: CardPlace) -> int:
         """One block's tensors for a part of a prompt, and the logits of one token a sequence."""

@@ -183,7 +183,8 @@ def run_rank(run: RunFile, rank: Rank) -> None:
     torch.set_num_threads(run.threads)
     checkpoint = open_checkpoint(Path(run.model))
     order = order_of(run, rank, checkpoint.facts.num_layers)
-    file = Path(run.tokens) if order.is_first or order.is_last else None
+    reads = order.is_first or order.is_last or order.settings.document_mask
+    file = Path(run.tokens) if reads else None
     with (out / f"reports-{rank.rank}.jsonl").open("w", buffering=1) as lines:
 
         def report(kind: Any, **values: Any) -> None:

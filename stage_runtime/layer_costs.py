@@ -119,7 +119,8 @@ class LayerCosts:
     def attention(self) -> AttentionCosts:
         """Prices of the block's attention."""
         autocast = self.full and self.number_bytes == 2
-        return AttentionCosts(self.facts, self.number_bytes, self.settings.seq_len, autocast)
+        apart = self.settings.document_mask
+        return AttentionCosts(self.facts, self.number_bytes, self.settings.seq_len, autocast, apart)
 
     @cached_property
     def experts(self) -> ExpertCosts | None:

@@ -22,7 +22,7 @@ from transformers import AutoModelForCausalLM, BitsAndBytesConfig
 from transformers.pytorch_utils import Conv1D
 
 from stage_runtime.adapters import _first_values
-from stage_runtime.batches import Sequences, indices_of_step
+from stage_runtime.batches import Batch, Sequences, documents_of, indices_of_step
 from stage_runtime.families import FAMILIES
 from stage_runtime.loss import IGNORED
 from stage_runtime.loss_scale import LossScale
@@ -195,6 +195,11 @@ def _loss_sum(model: Any, sequences: Sequences, index: int, seq_len: int) -> Ten
     is half of what verdicts in float32 allow.
     """
     batch = sequences.batch([index], seq_len)
+    alone = [batch] if batch.positions is None else documents_of(batch)
+    return torch.stack([_document_loss(model, one) for one in alone]).sum()
+
+
+def _document_loss(model: Any, batch: Batch) -> Tensor:
     device = next(model.parameters()).device
     logits_TV = model(input_ids=batch.tokens.to(device), use_cache=False).logits[0]
     targets_T = batch.targets[0].to(device)

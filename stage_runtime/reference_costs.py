@@ -3,8 +3,9 @@
 Torch-free. The stage's own prices, and what plain transformers and peft hold beyond them.
 """
 
-from stage_runtime.costs import CardPlace, Device, Prices
+from stage_runtime.costs import Prices
 from stage_runtime.model_facts import ModelFacts
+from stage_runtime.places import CardPlace, Device
 from transport.orders import CompressionSettings, TrainSettings
 
 PEFT_SHARE = 0.6

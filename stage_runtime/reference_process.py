@@ -47,7 +47,8 @@ def run_reference(start: ReferenceStart) -> dict[str, Any]:
     span = StageSpan(order.card.first_layer, order.card.last_layer, True, True)
     checkpoint, _ = fetch_stage(order.model, span, leader, cache, lambda: None)
     settings, device = order.settings, device_of(order.card)
-    sequences = open_sequences(tokens, order.tokens, settings.seq_len, checkpoint.facts.vocab)
+    vocab, masks = checkpoint.facts.vocab, settings.document_mask
+    sequences = open_sequences(tokens, order.tokens, settings.seq_len, vocab, masks=masks)
     meter, began = CardMeter([order.card], [device]), time.monotonic()
     with meter.counting():
         model = plain_model(checkpoint.folder, settings, device)

@@ -180,6 +180,8 @@ class StageModule(nn.Module):
         self.rebuilds = rebuilds
         self.is_first, self.is_last = stage.span.is_first, stage.span.is_last
         self.moment = moment
+        self.positions: Tensor | None = None
+        """(batch, T) of the batch that runs, where documents do not see each other."""
         self.dtype = DTYPES[settings.dtype]
         # A full fine-tune keeps float32 weights and computes in the settings' dtype.
         self.autocast = settings.method == "full" and self.dtype != torch.float32
@@ -191,11 +193,19 @@ class StageModule(nn.Module):
         name = "input_ids" if self.is_first else "inputs_embeds"
         if self.bottleneck is not None:
             given = self.bottleneck.rebuild(given)
+        more = self._positions(given)
         with self._computing(given.device):
-            hidden = self.body(**{name: given}, use_cache=False).last_hidden_state
+            hidden = self.body(**{name: given}, **more, use_cache=False).last_hidden_state
         assert isinstance(hidden, Tensor)
         hidden = hidden.to(self.dtype)
         return hidden if self.bottleneck is None else self.bottleneck.squeeze(hidden)
+
+    def _positions(self, given: Tensor) -> dict[str, Tensor]:
+        """Of this micro-batch; its masks follow from them. Nothing where positions just go on."""
+        if self.positions is None:
+            return {}
+        first = self.moment.micro_batch * given.shape[0]
+        return {"position_ids": self.positions[first : first + given.shape[0]].to(given.device)}
 
     def width(self, *, inward: bool) -> int:
         """Values a token that comes from (inward) or goes to a neighbour."""

@@ -138,6 +138,7 @@ def run_step(stage: RunningStage, step: int, batch: Batch | None) -> StepOutcome
 
 def run_batch(stage: RunningStage, batch: Batch | None) -> None:
     """Forward and backward of all micro-batches; gradients are left on the weights."""
+    stage.module.positions = None if batch is None else batch.positions
     if stage.loss is not None and batch is not None:
         stage.loss.begin(batch.num_targets)
         stage.loss.scale = stage.scale.value

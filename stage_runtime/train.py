@@ -17,19 +17,20 @@ import torch
 
 from stage_runtime.adapters import digest_of, make_trainable
 from stage_runtime.agreement import agree, fingerprint, refuse_nothing_to_train
-from stage_runtime.batches import Batch, Sequences, indices_of_step, open_sequences
+from stage_runtime.batches import Batch, Seams, Sequences, indices_of_step, open_data
 from stage_runtime.bottleneck import Bottleneck, make_bottleneck, named
 from stage_runtime.boundaries import Boundaries
 from stage_runtime.card_memory import CardMeter, device_of
 from stage_runtime.checkpoint import Checkpoint
 from stage_runtime.checkpoint_share import StageSpan
-from stage_runtime.costs import CardPlace, Device, Prices
+from stage_runtime.costs import Prices
 from stage_runtime.evaluate import evaluate, forward_batch, num_evaluated
 from stage_runtime.load import LoadedStage, load_stage
 from stage_runtime.loss import StageLoss
 from stage_runtime.loss_scale import LossScale
 from stage_runtime.marks import BACKWARD, DATA, FORWARD, LOSS, SNAPSHOT, marks_on
 from stage_runtime.optim import adamw
+from stage_runtime.places import CardPlace, Device
 from stage_runtime.process_group import SwarmGroup, TensorKind
 from stage_runtime.progress import StepLog, tell_data, tell_share
 from stage_runtime.recompute import Rebuilds
@@ -69,8 +70,8 @@ class LoadedRun:
     meter: CardMeter
     devices: list[torch.device]
     trained: dict[str, torch.nn.Parameter]
-    sequences: Sequences | None
-    """On the first and the last stage."""
+    sequences: Sequences | Seams | None
+    """On the first and the last stage; on those between where they must know documents."""
     bottleneck: Bottleneck | None = None
 
 
@@ -106,8 +107,7 @@ def load(
         refuse_nothing_to_train(order, trained)
     sequences = None
     if token_file is not None:
-        vocab = checkpoint.facts.vocab
-        sequences = open_sequences(token_file, order.tokens, order.settings.seq_len, vocab)
+        sequences = open_data(order, token_file, checkpoint.facts.vocab)
     load_s = time.monotonic() - started
     tell_share(order, meter.held_bytes(), len(trained), load_s)
     report(

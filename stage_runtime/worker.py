@@ -27,6 +27,7 @@ from stage_runtime.card_memory import cannot_fit
 from stage_runtime.causes import Paused, find_cause
 from stage_runtime.channel import Channel, ReportedLog
 from stage_runtime.checkpoint import Checkpoint
+from stage_runtime.documents import fetch_document_starts
 from stage_runtime.download import fetch_stage
 from stage_runtime.frame_limit import largest_frame
 from stage_runtime.leader_files import LeaderAccess, fetch_token_file
@@ -209,8 +210,14 @@ class _Worker:
         if order.settings.backend != "swarm":
             return
         name = LinkName(order.job_id, order.attempt, order.stage, order.stage)
-        options = LinkOptions(more_addresses=self.start.more_addresses, on_path=self._paths.tell)
-        self.links = PipelineLinks.open(name, order.num_stages, self.start.listen_address, options)
+        start = self.start
+        options = LinkOptions(
+            more_addresses=start.more_addresses,
+            listen_port=start.listen_port,
+            announced=start.announced,
+            on_path=self._paths.tell,
+        )
+        self.links = PipelineLinks.open(name, order.num_stages, start.listen_address, options)
         endpoint = self.links.endpoint
         self.channel.report(
             StageBound, public_key=endpoint.public_key, endpoints=list(endpoint.endpoints)
@@ -222,6 +229,10 @@ class _Worker:
         if order.is_first or order.is_last:
             token_file, tokens_fetched = fetch_token_file(
                 self.leader, cache, order.tokens.digest, order.tokens.size_bytes, check
+            )
+        elif order.settings.document_mask:
+            token_file, tokens_fetched = fetch_document_starts(
+                self.leader, cache, order.tokens, check
             )
         checkpoint, fetched = fetch_stage(order.model, span_of(order), self.leader, cache, check)
         whole = fetched + tokens_fetched

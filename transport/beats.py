@@ -8,7 +8,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from transport.cards import Bytes, Heartbeat, StageStatus
+from transport.cards import Bytes, CardLoad, Heartbeat, StageStatus
 from transport.ids import FellowId
 from transport.schema import Told
 
@@ -24,6 +24,7 @@ class ShortBeat(Told):
     """Of every card, in the order of the full heartbeat."""
     stages: Annotated[list[StageStatus], Field(max_length=16)] = []
     measuring: bool = False
+    loads: Annotated[list[CardLoad], Field(max_length=64)] = []
     sent_bytes: Bytes = 0
     received_bytes: Bytes = 0
     pipeline_sent_bytes: Bytes = 0
@@ -31,7 +32,7 @@ class ShortBeat(Told):
 
 
 _SHARED = (
-    "protocol", "fellow_id", "stages", "measuring", "sent_bytes", "received_bytes",
+    "protocol", "fellow_id", "stages", "measuring", "loads", "sent_bytes", "received_bytes",
     "pipeline_sent_bytes", "pipeline_received_bytes",
 )  # fmt: skip
 

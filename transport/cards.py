@@ -139,6 +139,25 @@ class StageStatus(Told):
     links: Annotated[list[LinkStatus], Field(max_length=2)] = []
 
 
+class Envelope(Told):
+    """A quantity between two reports, of samples taken about every 500 ms."""
+
+    least: Annotated[float, Field(ge=0)]
+    mean: Annotated[float, Field(ge=0)]
+    most: Annotated[float, Field(ge=0)]
+
+
+class CardLoad(Told):
+    """How a card was used since the last report that the leader took."""
+
+    index: Annotated[int, Field(ge=0, le=63)]
+    samples: Annotated[int, Field(ge=1)]
+    memory_bytes: Envelope | None
+    """In use: of a graphics card by anyone, of a CPU card by this fellow's workers."""
+    busy: Envelope | None
+    """Share of the time, 0 to 1: of a CPU card, of its threads. Null: nobody knows."""
+
+
 class ProbeEnd(Told):
     """This fellow's end of a link that is measured: how the other end recognises and reaches it."""
 
@@ -158,6 +177,8 @@ class Heartbeat(Told):
     stages: Annotated[list[StageStatus], Field(max_length=16)] = []
     measuring: bool = False
     probes: Annotated[list[ProbeEnd], Field(max_length=16)] = []
+    loads: Annotated[list[CardLoad], Field(max_length=64)] = []
+    """Of every card that was sampled since the last report."""
     sent_bytes: Bytes = 0
     """To the leader since the daemon started."""
     received_bytes: Bytes = 0

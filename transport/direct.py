@@ -41,6 +41,8 @@ from transport.zmq_wire import ZmqWire
 
 MAX_ENDPOINTS: Final = 8
 BIND_AGAIN_S: Final = 2.0
+PORT_HELD_S: Final = 10.0
+"""How long a port of the owner's choice is waited for: a worker that must go has 5 s."""
 RELAYED_GRACE_S: Final = 60.0
 """How long a link that may go through a relay may be down: the relay, or its leader, restarts."""
 OnPath = Callable[[Link, Reached], None]
@@ -65,6 +67,10 @@ class LinkOptions:
     max_frame_bytes: int = MAX_FRAME_BYTES
     more_addresses: Sequence[str] = ()
     """Listened on beside the first where that is possible; "mesh+ADDRESS" on a mesh interface."""
+    listen_port: int = 0
+    """0 = a free one. Another may still be held by the attempt before: it is waited for."""
+    announced: Sequence[str] = ()
+    """Told to neighbours instead of the addresses that it listens on."""
     on_path: OnPath | None = None
     """Hears, in the links' thread, how a neighbour is reached: on every change and now and then."""
     clock: Callable[[], float] = time.monotonic
@@ -88,6 +94,7 @@ class PipelineLinks:
         self._keys: KeyPair = new_key_pair()
         self._options = options
         self._bound: zmq.Socket[Any] | None = None
+        self._bound_at: list[str] = []
         self._domain = f"{name.job_id}/{name.attempt}/{name.stage - 1}"
         self._is_connected = False
 
@@ -123,15 +130,27 @@ class PipelineLinks:
         endpoints: list[str] = []
         if self.name.stage > 0:
             self.zap.allow(self._domain)
-            address = f"tcp://{_host(listen_address)}:*"
-            self._bound = bind_socket(
-                self.zap, self._keys, self._domain, address, self._options.max_frame_bytes
-            )
+            self._bound = self._bind(f"tcp://{_host(listen_address)}")
             port = _port_of(self._bound)
             # Not as ZeroMQ tells it: it writes an IPv4 address as IPv6.
-            endpoints = [told_endpoint(listen_address, port)]
-            endpoints += self._listen_more(self._bound, port)
+            self._bound_at = [told_endpoint(listen_address, port)]
+            self._bound_at += self._listen_more(self._bound, port)
+            endpoints = list(self._options.announced[:MAX_ENDPOINTS]) or self._bound_at
         self.endpoint = Endpoint(self._keys.public, endpoints)
+
+    def _bind(self, address: str) -> zmq.Socket[Any]:
+        options, deadline = self._options, time.monotonic() + PORT_HELD_S
+        where = f"{address}:{options.listen_port or '*'}"
+        while True:
+            try:
+                return bind_socket(
+                    self.zap, self._keys, self._domain, where, options.max_frame_bytes
+                )
+            except SwarmError as error:
+                is_held = isinstance(error.__cause__, zmq.ZMQError) and options.listen_port
+                if not is_held or time.monotonic() > deadline:
+                    raise
+                time.sleep(0.1)
 
     def _listen_more(self, socket: zmq.Socket[Any], port: int) -> list[str]:
         """Bind the other addresses too; one that has gone since it was told is left out."""
@@ -177,7 +196,7 @@ class PipelineLinks:
         if self._bound is None:
             return
         self._bound.maxmsgsize = max_frame_bytes + CURVE_BYTES
-        for told in self.endpoint.endpoints:
+        for told in self._bound_at:
             endpoint = told.removeprefix(MESH_MARK)
             self._bound.unbind(endpoint)
             _bind_soon(self._bound, endpoint)

@@ -38,7 +38,12 @@ class Probe:
         self._start = start
         self._path: PathKind = "none"
         number = 0 if start.dials else 1
-        options = LinkOptions(more_addresses=start.more_addresses, on_path=self._note)
+        options = LinkOptions(
+            more_addresses=start.more_addresses,
+            listen_port=start.listen_port,
+            announced=start.announced,
+            on_path=self._note,
+        )
         self.links = PipelineLinks.open(
             LinkName(start.name, 1, number, number), 2, start.listen_address, options
         )

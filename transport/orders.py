@@ -95,6 +95,8 @@ class TrainSettings(Model):
     once more (double quantization). Only with method "lora".
     """
     compression: CompressionSettings = CompressionSettings()
+    document_mask: bool = False
+    """Documents that share a sequence do not see each other, and positions begin anew in each."""
 
 
 class TokenFile(Model):
@@ -350,6 +352,10 @@ class WorkerStart(Model):
     """IP address that its socket binds."""
     more_addresses: list[str] = []
     """Others that it binds where it can; one of a mesh interface begins with "mesh+"."""
+    listen_port: int = 0
+    """0 = a free one. Another: the one that a router or proxy passes on."""
+    announced: list[str] = []
+    """What neighbours are told to dial instead of the above."""
 
 
 class WorkerLinks(Model):

@@ -12,6 +12,8 @@ class Start(Model):
     dials: bool
     listen_address: str
     more_addresses: list[str] = []
+    listen_port: int = 0
+    announced: list[str] = []
     relay_host: str = ""
 
 

@@ -37,7 +37,15 @@ def _machine_options(command: click.Command) -> click.Command:
             help="Where model files are kept; the hub's cache unless told. [SWARM_CACHE]",
         ),
         click.Option(
-            ["--listen"], metavar="ADDRESS", help="The address that neighbouring stages dial."
+            ["--listen"],
+            metavar="ADDRESS[:PORT]",
+            help="Where stages of this machine listen, and neighbouring stages dial.",
+        ),
+        click.Option(
+            ["--announce"],
+            multiple=True,
+            metavar="ADDRESS:PORT",
+            help="What they dial instead: a router or proxy that passes --listen's port on.",
         ),
         click.Option(
             ["--no-warm", "is_cold"], is_flag=True, help="Keep no process with torch loaded."
@@ -96,6 +104,7 @@ def _run(identity: Identity, folder: Path, more: dict[str, Any]) -> None:
         state_folder=folder,
         cache_folder=Path(told).expanduser().absolute() if told else default_cache_folder(),
         listen_address=more["listen"] or "",
+        announce=tuple(more["announce"]),
         is_warm=not more["is_cold"],
     )
     asyncio.run(serve(identity, setting))

@@ -65,5 +65,22 @@ def speed_lines(card: ShownCard) -> Iterator[str]:
             yield f"card {card.index} {speed.number_format}: {words} ({_day(speed.measured_at)})"
 
 
+def load_lines(card: ShownCard) -> Iterator[str]:
+    """How a card was used lately: the mean, and least to most."""
+    if card.load is None:
+        return
+    told = []
+    memory, busy = card.load.memory_bytes, card.load.busy
+    if memory is not None:
+        least, mean, most = (
+            human_bytes(round(n)) for n in (memory.least, memory.mean, memory.most)
+        )
+        told.append(f"memory {mean} ({least} to {most})")
+    if busy is not None:
+        told.append(f"busy {busy.mean:.0%} ({busy.least:.0%} to {busy.most:.0%})")
+    if told:
+        yield f"card {card.index}: {', '.join(told)}, of {card.load.samples} samples"
+
+
 def _day(at: float) -> str:
     return datetime.fromtimestamp(at).astimezone().strftime("%Y-%m-%d %H:%M")

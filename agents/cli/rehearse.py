@@ -8,6 +8,7 @@ import signal
 import tempfile
 import time
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ import click
 
 from agents.cli.session import Session, current, shared_options
 from agents.rehearse.script import Script, known_scripts, read_script
-from agents.rehearse.story import Outcome, Rehearsal
+from agents.rehearse.story import Outcome, Rehearsal, Run
 from transport.errors import SwarmError
 
 
@@ -28,8 +29,9 @@ def rehearse(script: str | None, is_listing: bool, folder: Path | None) -> int:
 
     A real leader and real fellows start as processes of this machine, with cards that are shares
     of its memory. A small model trains over them while the script's troubles happen: workers,
-    daemons or the leader killed, frozen or cut off. The exit code is 0 when everything that the
-    script expects holds, and 1 when something does not. Nothing outside this machine is asked.
+    daemons, the relay or the leader killed, frozen or cut off, links slow or broken, disks full.
+    The exit code is 0 when everything that the script expects holds, and 1 when something does not.
+    Nothing outside this machine is asked.
     """
     session = current()
     if is_listing or script is None:
@@ -88,12 +90,21 @@ def _interrupt(*_: Any) -> None:
 
 def _told(script: Script, outcome: Outcome) -> dict[str, Any]:
     """The outcome for a program."""
-    run = outcome.run
+    before = outcome.undisturbed
     return {
         "title": script.title,
         "holds": not outcome.missed,
         "missed": outcome.missed,
+        "plan": [asdict(seat) for seat in outcome.plan],
+        **_of_run(outcome.run),
+        "undisturbed": None if before is None else _of_run(before),
+    }
+
+
+def _of_run(run: Run) -> dict[str, Any]:
+    return {
         "seconds": round(run.seconds, 3),
+        "troubles": [{"at_s": round(at_s, 3), "what": words} for at_s, words in run.happened],
         "losses": run.losses,
         "adapter_sha256": run.adapter_sha256,
         "job": json.loads(run.job.model_dump_json()),

@@ -13,7 +13,13 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from agents.cli.link_words import boundary_text, measured_text, speed_lines, traffic_text
+from agents.cli.link_words import (
+    boundary_text,
+    load_lines,
+    measured_text,
+    speed_lines,
+    traffic_text,
+)
 from agents.cli.loss_words import if_lost_text
 from agents.cli.render_data import data_lines, preview_text
 from agents.cli.step_time import step_time_text
@@ -318,6 +324,7 @@ def _fellow(answer: FellowView) -> RenderableType:
         _line("Packages", ", ".join(f"{k} {v}" for k, v in answer.versions.items()) or DASH),
         _line("Traffic", traffic_text(answer.traffic)),
         table(headings, rows),
+        *(_line("Used", line) for card in answer.cards for line in load_lines(card)),
         *(_line("Speed", line) for card in answer.cards for line in speed_lines(card)),
         *(_line("Link", measured_text(link)) for link in answer.links),
         *stages,

@@ -47,9 +47,18 @@ class Household:
         self.children: list[Child] = []
 
     def start(
-        self, name: str, arguments: Sequence[str], extra: Mapping[str, str] | None = None
+        self,
+        name: str,
+        arguments: Sequence[str],
+        extra: Mapping[str, str] | None = None,
+        before: Sequence[str] = (),
     ) -> Child:
-        """Start `python -m …` as a child with a home of its own; its output goes to NAME.log."""
+        """Start `python -m …` as a child with a home of its own; its output goes to NAME.log.
+
+        Args:
+            extra: of its environment.
+            before: words of a command that becomes it.
+        """
         home = self.folder / name
         (home / "tmp").mkdir(parents=True, exist_ok=True)
         log = self.folder / f"{name}.log"
@@ -59,7 +68,7 @@ class Household:
         environment |= dict(extra or {})
         with log.open("ab") as output:
             process = subprocess.Popen(
-                [sys.executable, *arguments],
+                [*before, sys.executable, *arguments],
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,

@@ -1,5 +1,7 @@
 """A CPU with a memory budget as a card: "cpu:4GB:2" is 4 GB and 2 threads.
 
+"cpu:12GB:1:RTX 3060" is shown as "RTX 3060 (virtual)", for rehearsals.
+
 Knows the words of `--card`; does not know what a worker holds: that is the inventory's.
 """
 
@@ -10,6 +12,7 @@ from transport.errors import SwarmError
 from transport.units import GB, MB, human_bytes
 
 _SIZE = re.compile(r"^([0-9]+(?:\.[0-9]+)?)(GB|MB)$", re.IGNORECASE)
+_PLAYS = re.compile(r"[A-Za-z][A-Za-z0-9 .()-]{0,39}")
 _MIN_BYTES = 64 * MB
 _HINT = "write it like cpu:4GB:2 (4 GB, 2 threads), cuda, or cuda:0"
 
@@ -20,10 +23,13 @@ class CpuCard:
 
     budget_bytes: int
     threads: int
+    plays: str = ""
+    """The card that it stands for in a rehearsal."""
 
     def spec(self) -> str:
         """The words that make this card again."""
-        return f"cpu:{self.budget_bytes // MB}MB:{self.threads}"
+        more = f":{self.plays}" if self.plays else ""
+        return f"cpu:{self.budget_bytes // MB}MB:{self.threads}{more}"
 
 
 @dataclass(frozen=True)
@@ -44,7 +50,8 @@ def parse_card(text: str, *, cores: int, memory_bytes: int) -> Offer:
     """Read one `--card`.
 
     Args:
-        text: "cpu", "cpu:SIZE", "cpu:SIZE:THREADS", "cuda" or "cuda:NUMBER".
+        text: "cpu", "cpu:SIZE", "cpu:SIZE:THREADS", "cpu:SIZE:THREADS:PLAYS", "cuda" or
+            "cuda:NUMBER".
         cores: of this machine; the threads of a card that names none.
         memory_bytes: of this machine; a budget may not be larger.
 
@@ -54,7 +61,7 @@ def parse_card(text: str, *, cores: int, memory_bytes: int) -> Offer:
     kind, *rest = text.strip().split(":")
     if kind.lower() == "cuda" and len(rest) <= 1:
         return CudaCards(_whole(rest[0], text, 63) if rest else None)
-    if kind.lower() != "cpu" or len(rest) > 2:
+    if kind.lower() != "cpu" or len(rest) > 3 or not all(map(_PLAYS.fullmatch, rest[2:])):
         raise SwarmError("invalid-input", f"{text[:80]!r} is not a card", hint=_HINT)
     budget = _size(rest[0], text) if rest else default_budget(memory_bytes)
     threads = _whole(rest[1], text, 1024) if len(rest) > 1 else cores
@@ -66,7 +73,7 @@ def parse_card(text: str, *, cores: int, memory_bytes: int) -> Offer:
             f"{text[:80]!r} asks for {human_bytes(budget)} of {human_bytes(memory_bytes)}",
             hint=f"give the card between {human_bytes(_MIN_BYTES)} and {human_bytes(memory_bytes)}",
         )
-    return CpuCard(budget, threads)
+    return CpuCard(budget, threads, *rest[2:])
 
 
 def default_budget(memory_bytes: int) -> int:

@@ -16,14 +16,15 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from agents.fellow.attempts import Attempts
+from agents.fellow.envelope import SAMPLE_S, Envelopes
 from agents.fellow.exporter import EXPORT, Exporter, ExportSetting
 from agents.fellow.forkserver_client import WarmLauncher
 from agents.fellow.identity import Identity, OneDaemon
-from agents.fellow.interfaces import more_addresses
 from agents.fellow.inventory import Inventory, Places, address_towards, read_offers
 from agents.fellow.launcher import Launcher, PlainLauncher
 from agents.fellow.leader_link import LeaderLink
 from agents.fellow.link_tests import LinkTests, Place, measure_leader
+from agents.fellow.listening import listening
 from agents.fellow.outbox import Backoff, Outbox
 from agents.fellow.probe import PROBE, measure, prove
 from agents.fellow.referee import REFERENCE, Referee, RefereeSetting
@@ -34,6 +35,7 @@ from agents.fellow.worker import PATIENCE, Patience
 from transport.beats import shortened
 from transport.cards import PROTOCOL, CardReport, Heartbeat
 from transport.errors import SwarmError
+from transport.lives import TWO_DAEMONS
 from transport.orders import DesiredState, MeasureOrder
 from transport.pinning import split_pin
 
@@ -52,7 +54,9 @@ class DaemonSetting:
     state_folder: Path
     cache_folder: Path
     listen_address: str = ""
-    """"" = the address on the way to the leader."""
+    """"" = the address on the way to the leader; or ADDRESS:PORT."""
+    announce: tuple[str, ...] = ()
+    """ADDRESS:PORT in front of a router or proxy, which neighbours dial instead."""
     is_warm: bool = True
     """Whether a process with torch loaded is kept ready."""
     launcher: Launcher | None = None
@@ -91,8 +95,10 @@ class Daemon:
         self._warm = asyncio.Event()
         self._failure: SwarmError | None = None
         self._measuring: asyncio.Task[None] | None = None
-        address = setting.listen_address or address_towards(identity.leader)
-        self._places = Places(setting.cache_folder, address)
+        doors = listening(
+            setting.listen_address, setting.announce, address_towards(identity.leader)
+        )
+        self._places = Places(setting.cache_folder, doors.address)
         self._inventory = Inventory(read_offers(identity.cards), identity.fellow_id, self._places)
         self._link = LeaderLink(identity.leader, identity.credential)
         self._spool = Spool(setting.state_folder / "reports")
@@ -109,16 +115,13 @@ class Daemon:
                 leader_pin=split_pin(identity.leader)[1],
                 cache_folder=setting.cache_folder,
                 work_folder=setting.state_folder / "work",
-                listen_address=address,
-                # An address that the owner names is the only one.
-                more_addresses=() if setting.listen_address else more_addresses(address),
+                listening=doors,
                 patience=setting.patience,
             ),
             self._outbox.put,
         )
         relay_host = urlsplit(identity.leader).hostname or ""
-        more = () if setting.listen_address else more_addresses(address)
-        self._tests = LinkTests(Place(address, more, relay_host), self._beat_now.set)
+        self._tests = LinkTests(Place(doors, relay_host), self._beat_now.set)
         exporting = ExportSetting(
             leader_url=split_pin(identity.leader)[0],
             leader_token=identity.credential,
@@ -128,6 +131,7 @@ class Daemon:
             command=setting.export,
         )
         self._exporter = Exporter(exporting, self._outbox.put)
+        self._envelopes = Envelopes(self._supervisor.pids_on)
         self._referee = Referee(
             RefereeSetting(
                 leader_url=split_pin(identity.leader)[0],
@@ -158,6 +162,7 @@ class Daemon:
                 ("orders", self._guard(self._orders)),
                 ("reports", self._guard(self._reports)),
                 ("warm-up", self._warm_up()),
+                ("samples", self._guard(self._samples)),
             )
         ]
         log.info(
@@ -173,8 +178,10 @@ class Daemon:
 
     async def _end(self, loops: "list[asyncio.Task[None]]") -> None:
         """Everything down, within 10 s."""
-        heartbeat, orders, reports, warm_up = loops
-        await _cancel([heartbeat, orders, warm_up, *([self._measuring] if self._measuring else [])])
+        heartbeat, orders, reports, warm_up, samples = loops
+        await _cancel(
+            [heartbeat, orders, warm_up, samples, *([self._measuring] if self._measuring else [])]
+        )
         reason = "the fellow was stopped on its own machine"
         if self._failure is not None:
             reason = self._failure.message
@@ -231,10 +238,11 @@ class Daemon:
                 asked_at = time.monotonic()
                 self._beat_now.clear()
                 self._take(await self._tell(await self._beat()), asked_at)
+                self._envelopes.taken()
                 self._first_answer.set()
                 backoff.succeeded()
             except SwarmError as error:
-                if error.code == "unauthenticated":
+                if error.code == "unauthenticated" or error.facts.get("reason") == TWO_DAEMONS:
                     return self._fatal(error)
                 pause_s = backoff.pause_s()
                 _tell_away(error, "heartbeat")
@@ -243,6 +251,14 @@ class Daemon:
                     await self._beat_now.wait()
             except TimeoutError:
                 pass
+
+    async def _samples(self) -> None:
+        try:
+            while True:
+                await asyncio.sleep(SAMPLE_S)
+                await asyncio.to_thread(self._envelopes.sample)
+        finally:
+            self._envelopes.close()
 
     async def _tell(self, beat: Heartbeat) -> DesiredState:
         """Tell the leader how this machine is, in short where it knows the rest."""
@@ -304,6 +320,7 @@ class Daemon:
             stages=supervisor.statuses()[:16],
             measuring=self._seen.is_measuring,
             probes=list(self._tests.ends.values()),
+            loads=self._envelopes.lap(cards),
             sent_bytes=self._link.sent_bytes,
             received_bytes=self._link.received_bytes,
             pipeline_sent_bytes=supervisor.sent_bytes,

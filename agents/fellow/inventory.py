@@ -27,7 +27,7 @@ from transport.errors import SwarmError
 FEATURES = (
     "stage", "lora", "full", "recompute", "chunked-loss", "evaluate", "measure", "direct",
     "measure-links", "fixed_int8", "fixed_int4", "rotation", "learned", "boundary", "resume",
-    "reference",
+    "reference", "document-mask",
 )  # fmt: skip
 _DECIDING = ("torch", "transformers", "peft", "bitsandbytes")
 _CPU_FORMATS: list[NumberFormat] = ["float32", "bfloat16"]
@@ -107,7 +107,7 @@ class Inventory:
         return CardReport(
             index=index,
             kind="cpu",
-            name=self._cpu_name,
+            name=f"{offer.plays} (virtual)" if offer.plays else self._cpu_name,
             uuid=f"cpu-{self._fellow_id}-{index}",
             total_bytes=offer.budget_bytes,
             free_bytes=free_bytes,

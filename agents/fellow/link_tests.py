@@ -16,6 +16,7 @@ from pydantic import ValidationError
 
 from agents.fellow.launcher import child_environment
 from agents.fellow.leader_link import LeaderLink
+from agents.fellow.listening import Listening
 from agents.log_lines import clean
 from transport.cards import ProbeEnd
 from transport.errors import SwarmError
@@ -38,8 +39,7 @@ ENOUGH_S: Final = 0.3
 class Place:
     """Where this fellow's ends listen, and where relays without a host are."""
 
-    listen_address: str
-    more_addresses: tuple[str, ...]
+    listening: Listening
     relay_host: str
 
 
@@ -93,8 +93,10 @@ class LinkTests:
         start = Start(
             name=test.name,
             dials=test.dials,
-            listen_address=place.listen_address,
-            more_addresses=list(place.more_addresses),
+            listen_address=place.listening.address,
+            more_addresses=list(place.listening.more),
+            listen_port=place.listening.port,
+            announced=list(place.listening.announced),
             relay_host=place.relay_host,
         )
         child = await asyncio.create_subprocess_exec(

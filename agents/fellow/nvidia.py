@@ -41,6 +41,49 @@ def formats_of(major: int, minor: int) -> tuple[NumberFormat, ...]:
     return tuple(formats)
 
 
+class DriverWatch:
+    """The driver's library, kept open between readings; opened at the first one."""
+
+    def __init__(self) -> None:
+        self._nvml: Any = None
+        self._handles: dict[str, Any] = {}
+
+    def read(self) -> dict[str, tuple[float | None, float | None]]:
+        """UUID -> (bytes in use by anyone, share of the last moment that it computed)."""
+        try:
+            if self._nvml is None:
+                self._open()
+            return {uuid: self._reading(handle) for uuid, handle in self._handles.items()}
+        except Exception as error:  # noqa: BLE001 - its error types exist only once it is loaded
+            log.debug("the driver was not read", extra={"why": str(error)})
+            self.close()
+            return {}
+
+    def close(self) -> None:
+        """Let go of it. Idempotent."""
+        nvml, self._nvml, self._handles = self._nvml, None, {}
+        if nvml is not None:
+            with contextlib.suppress(nvml.NVMLError):
+                nvml.nvmlShutdown()
+
+    def _open(self) -> None:
+        import pynvml  # noqa: PLC0415 - only where a card may be; the base install lacks it
+
+        pynvml.nvmlInit()
+        self._nvml = pynvml
+        for number in range(pynvml.nvmlDeviceGetCount()):
+            handle = pynvml.nvmlDeviceGetHandleByIndex(number)
+            self._handles[_text(pynvml.nvmlDeviceGetUUID(handle), 64)] = handle
+
+    def _reading(self, handle: Any) -> tuple[float | None, float | None]:
+        memory = _ask(self._nvml, self._nvml.nvmlDeviceGetMemoryInfo, handle)
+        rates = _ask(self._nvml, self._nvml.nvmlDeviceGetUtilizationRates, handle)
+        return (
+            None if memory is None else float(memory.used),
+            None if rates is None else rates.gpu / 100,
+        )
+
+
 def read_cards(own_pids: frozenset[int]) -> list[NvidiaCard]:
     """All cards of this machine; empty when there is no driver or nobody installed its library."""
     with _library() as nvml:

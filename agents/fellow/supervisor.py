@@ -14,6 +14,7 @@ from pathlib import Path
 
 from agents.fellow.attempts import Attempts
 from agents.fellow.launcher import Launcher
+from agents.fellow.listening import Listening
 from agents.fellow.reconcile import Connect, Key, Start, Stop, key_of, reconcile
 from agents.fellow.reports import Intake
 from agents.fellow.worker import PATIENCE, Patience, Worker
@@ -35,9 +36,7 @@ class WorkerSetting:
     cache_folder: Path
     work_folder: Path
     """Each worker gets a folder of its own below it."""
-    listen_address: str
-    more_addresses: tuple[str, ...] = ()
-    """Others that stages listen on where they can; "mesh+ADDRESS" on a mesh interface."""
+    listening: Listening
     patience: Patience = PATIENCE
 
 
@@ -87,6 +86,14 @@ class Supervisor:
     def pids(self) -> frozenset[int]:
         """The processes of all workers."""
         return frozenset(worker.process.pid for worker in self._workers.values())
+
+    def pids_on(self, card_index: int) -> frozenset[int]:
+        """The processes of the workers that use a card."""
+        return frozenset(
+            worker.process.pid
+            for worker in list(self._workers.values())
+            if any(share.index == card_index for share in worker.order.cards)
+        )
 
     def statuses(self) -> list[StageStatus]:
         """All workers as a heartbeat tells them."""
@@ -205,8 +212,10 @@ class Supervisor:
             leader_pin=setting.leader_pin,
             cache_folder=str(setting.cache_folder),
             work_folder=str(folder),
-            listen_address=setting.listen_address,
-            more_addresses=list(setting.more_addresses),
+            listen_address=setting.listening.address,
+            more_addresses=list(setting.listening.more),
+            listen_port=setting.listening.port,
+            announced=list(setting.listening.announced),
         )
 
     def _fail_what_was_lost(self) -> None:

@@ -9,7 +9,9 @@ from typing import Annotated, Any, Literal
 import yaml
 from pydantic import Field, model_validator
 
+from agents.rehearse.ways import Shape
 from transport.errors import SwarmError
+from transport.known_cards import BY_NAME
 from transport.schema import Model, parse
 
 NAME = r"^[a-z][a-z0-9-]{0,19}$"
@@ -17,25 +19,84 @@ Name = Annotated[str, Field(pattern=NAME)]
 Seconds = Annotated[float, Field(gt=0, le=3600)]
 MAX_SCRIPT = 100_000
 
-Deed = Literal["kill", "freeze", "cut", "slow", "restart"]
-Target = Literal["worker", "daemon", "leader", "way"]
+Deed = Literal["kill", "freeze", "cut", "slow", "break", "restart", "fill"]
+Target = Literal["worker", "daemon", "leader", "relay", "way", "link", "disk"]
 _TARGETS: dict[str, tuple[str, ...]] = {
-    "kill": ("worker", "daemon", "leader"),
+    "kill": ("worker", "daemon", "leader", "relay"),
     "freeze": ("worker", "daemon"),
-    "cut": ("way",),
-    "slow": ("way",),
+    "cut": ("way", "link"),
+    "slow": ("way", "link"),
+    "break": ("way", "link"),
     "restart": ("leader",),
+    "fill": ("disk",),
 }
+_LASTING = ("freeze", "cut", "slow")
+Milliseconds = Annotated[float, Field(ge=0, le=60_000)]
+Megabits = Annotated[float, Field(gt=0, le=100_000)]
+Megabytes = Annotated[int, Field(ge=8, le=100_000)]
+
+
+class CardCast(Model):
+    """A virtual card: a share of this machine that the plan shows under another card's name."""
+
+    name: Annotated[str, Field(pattern=r"^[A-Za-z][A-Za-z0-9 .()-]{0,39}$")]
+    """A known card's, like "RTX 3060", or any other."""
+    memory_gb: Annotated[float, Field(gt=0, le=1000)] | None = None
+    """Unset: the known card's own."""
+    threads: Annotated[int, Field(ge=1, le=64)] = 1
+
+    @model_validator(mode="after")
+    def _has_memory(self) -> "CardCast":
+        if self.memory_gb is None and self.name.lower() not in BY_NAME:
+            raise ValueError(f"{self.name!r} is no known card: say its memory_gb")
+        return self
+
+    def spec(self) -> str:
+        """As for `swarm join --card`."""
+        memory = self.memory_gb
+        if memory is None:
+            memory = BY_NAME[self.name.lower()].memory_gb
+        return f"cpu:{round(1000 * memory)}MB:{self.threads}:{self.name}"
+
+
+class LineCast(Model):
+    """What a line is like, each way."""
+
+    delay_ms: Milliseconds = 0.0
+    mbit: Megabits | None = None
+    """Unset: as fast as this machine."""
+
+    def shape(self) -> Shape:
+        """For the proxy that plays it."""
+        return Shape(self.delay_ms / 1000, None if self.mbit is None else self.mbit * 1e6 / 8)
+
+
+class LeaderCast(Model):
+    """The leader."""
+
+    disk_mb: Megabytes | None = None
+    """A disk of its own for all that it keeps; needs root. Unset: this machine's."""
 
 
 class FellowCast(Model):
     """A virtual fellow: a real daemon with a card that is a share of this machine."""
 
     name: Name
-    card: Annotated[str, Field(max_length=40)] = "cpu:500MB:1"
-    """As for `swarm join --card`: memory that its worker may hold, and threads."""
-    delay_ms: Annotated[float, Field(ge=0, le=10_000)] = 0.0
+    card: Annotated[str, Field(max_length=100)] | CardCast = "cpu:500MB:1"
+    """As for `swarm join --card`, or a card to be shown as another."""
+    delay_ms: Milliseconds = 0.0
     """Each way between this fellow and the leader."""
+    mbit: Megabits | None = None
+    """The same way's speed. Unset: as fast as this machine."""
+    link: LineCast = LineCast()
+    """What the stage before it passes through to reach it."""
+    disk_mb: Megabytes | None = None
+    """A disk of its own for its files; needs root. Unset: this machine's."""
+
+    @property
+    def card_spec(self) -> str:
+        """As for `swarm join --card`."""
+        return self.card if isinstance(self.card, str) else self.card.spec()
 
 
 class ModelCast(Model):
@@ -64,25 +125,35 @@ class Trouble(Model):
     at: When
     do: Deed
     what: Target
-    """worker, daemon: of a fellow. way: between a fellow and the leader. leader: the leader."""
+    """worker, daemon: of a fellow. way: between a fellow and the leader. link: what the stage
+    before a fellow's passes through to reach it. relay: the leader's. disk: one of its own.
+    """
     fellow: Name | None = None
+    """Left out for the leader, its relay and its disk, and for every way or every link."""
     for_s: Seconds | None = None
     """freeze, cut, slow: how long. kill of a daemon or the leader: when it is started again;
-    left out, a daemon stays away and a leader comes back at once.
+    left out, a daemon stays away and a leader comes back at once. fill: when there is room again;
+    left out, at the end.
     """
-    delay_ms: Annotated[float, Field(gt=0, le=60_000)] | None = None
+    delay_ms: Milliseconds | None = None
     """slow: the delay each way, meanwhile."""
+    mbit: Megabits | None = None
+    """slow: the speed each way, meanwhile."""
 
     @model_validator(mode="after")
     def _makes_sense(self) -> "Trouble":
         if self.what not in _TARGETS[self.do]:
             raise ValueError(f"{self.do} is for {' or '.join(_TARGETS[self.do])}, not {self.what}")
-        if (self.what == "leader") == (self.fellow is not None):
-            raise ValueError("name a fellow, unless the leader is meant")
-        if self.do in ("freeze", "cut", "slow") and self.for_s is None:
+        if self.what in ("leader", "relay"):
+            if self.fellow is not None:
+                raise ValueError(f"name no fellow: the {self.what} is the pool's")
+        elif self.fellow is None and self.what not in ("disk", "way", "link"):
+            raise ValueError(f"name a fellow, whose {self.what} it is")
+        if self.do in _LASTING and self.for_s is None:
             raise ValueError(f"{self.do} needs for_s")
-        if (self.do == "slow") != (self.delay_ms is not None):
-            raise ValueError("slow, and nothing else, needs delay_ms")
+        is_shaped = self.delay_ms is not None or self.mbit is not None
+        if (self.do == "slow") != is_shaped:
+            raise ValueError("slow, and nothing else, needs delay_ms or mbit")
         return self
 
 
@@ -103,6 +174,7 @@ class Script(Model):
 
     version: Literal[1] = 1
     title: Annotated[str, Field(max_length=200)] = ""
+    leader: LeaderCast = LeaderCast()
     fellows: Annotated[list[FellowCast], Field(min_length=1, max_length=16)]
     model: ModelCast = ModelCast()
     rows: Annotated[int, Field(ge=1, le=100_000)] = 200
@@ -118,18 +190,33 @@ class Script(Model):
         if len(set(names)) != len(names):
             raise ValueError("two fellows have the same name")
         for trouble in self.troubles:
-            if trouble.fellow is not None and trouble.fellow not in names:
-                raise ValueError(f"no fellow is called {trouble.fellow}")
+            self._check(trouble, names)
         if {"model", "data"} & self.job.keys():
             raise ValueError("job names no model and no data: they are the rehearsal's own")
         return self
+
+    def _check(self, trouble: Trouble, names: list[str]) -> None:
+        if trouble.fellow is not None and trouble.fellow not in names:
+            raise ValueError(f"no fellow is called {trouble.fellow}")
+        who = self.of(trouble.fellow) if trouble.fellow else self.leader
+        if trouble.do == "fill" and who.disk_mb is None:
+            raise ValueError("only a disk of its own can be filled: give it a disk_mb")
+        ends = (trouble.do, trouble.what) in (("kill", "daemon"), ("kill", "leader")) or (
+            trouble.do == "restart"
+        )
+        if ends and who.disk_mb is not None:
+            raise ValueError("a disk of its own goes with its process: it cannot come back")
+
+    def of(self, name: str) -> FellowCast:
+        """The fellow of that name."""
+        return next(one for one in self.fellows if one.name == name)
 
 
 def read_script(path: Path) -> Script:
     """A script from a YAML or JSON file.
 
     Raises:
-        SwarmError: not-found; invalid-input with the place and the nearest known word.
+        SwarmError: not-found; invalid-input with the line and the nearest known word.
     """
     try:
         text = path.read_text("utf-8")
@@ -149,7 +236,37 @@ def read_script(path: Path) -> Script:
         raise SwarmError(
             "invalid-input", f"{path.name} holds no script", hint="begin with `version: 1`"
         )
-    return parse(Script, told)
+    try:
+        return parse(Script, told)
+    except SwarmError as error:
+        raise _with_lines(error, path.name, text) from None
+
+
+def _with_lines(error: SwarmError, name: str, text: str) -> SwarmError:
+    """The refusal of a script with the line that each of its reasons is about."""
+    node = yaml.compose(text, Loader=yaml.SafeLoader)
+    told = [
+        f"{name}, line {_line_of(node, one['pointer'])}: "
+        f"{one['pointer'].removeprefix('/') or 'the script'}: {one['detail']}"
+        for one in error.facts.get("errors", [])[:5]
+    ]
+    return SwarmError("invalid-input", "; ".join(told) or error.message, hint=error.hint)
+
+
+def _line_of(node: Any, pointer: str) -> int:
+    """The line of what a pointer names, or of what it would stand in."""
+    line = node.start_mark.line + 1
+    for part in pointer.split("/")[1:]:
+        if isinstance(node, yaml.SequenceNode) and part.isdigit() and int(part) < len(node.value):
+            node = node.value[int(part)]
+            line = node.start_mark.line + 1
+            continue
+        pairs = node.value if isinstance(node, yaml.MappingNode) else []
+        found = next((pair for pair in pairs if pair[0].value == part), None)
+        if found is None:
+            break
+        line, node = found[0].start_mark.line + 1, found[1]
+    return int(line)
 
 
 def known_scripts() -> dict[str, Path]:

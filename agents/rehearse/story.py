@@ -10,28 +10,37 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 from agents.demo.processes import wait_until
+from agents.fellow.cpu_card import parse_card
+from agents.fellow.inventory import cores
 from agents.folders import add_model, export_adapter
 from agents.rehearse.sample_model import write_model, write_rows
 from agents.rehearse.script import Script
 from agents.rehearse.town import POOL, Town
-from agents.rehearse.troubles import Say, Troubles
+from agents.rehearse.troubles import Say, Troubles, in_words
 from transport.api.buckets import BUCKETS_ADD, BUCKETS_CREATE, BucketsAdd, BucketsCreate
 from transport.api.jobs import (
     ENDED,
     JOBS_GET,
+    JOBS_PLAN,
     JOBS_RECORDS,
     JOBS_SUBMIT,
     JobsGet,
+    JobsPlan,
     JobsRecords,
     JobsSubmit,
     JobView,
 )
 from transport.errors import SwarmError
 from transport.schema import parse
+from transport.units import human_bytes
 
 MODEL, BUCKET = "rehearsal", "rehearsal"
 TURN_S = 0.1
+TOLD_S = 5.0
+"""Between two words of how far the job is."""
 ADAPTER = "adapter_model.safetensors"
 
 
@@ -43,12 +52,35 @@ class Run:
     seconds: float
     losses: list[float]
     adapter_sha256: str | None
+    happened: list[tuple[float, str]]
+    """(at which second, in words): troubles and their ends."""
+    never_came: list[str]
+    """Troubles that were still to come when it ended."""
+
+
+@dataclass(frozen=True)
+class Seat:
+    """Where the plan puts a stage."""
+
+    stage: int
+    fellow: str
+    card: str
+    first_layer: int
+    last_layer: int
+    planned_bytes: int
+    total_bytes: int
+
+    def __str__(self) -> str:
+        layers = f"layers {self.first_layer}-{self.last_layer}"
+        memory = f"{human_bytes(self.planned_bytes)} of {human_bytes(self.total_bytes)}"
+        return f"stage {self.stage}: {self.fellow}, {self.card}, {layers}, {memory}"
 
 
 @dataclass
 class Outcome:
     """What came out, and each expectation that does not hold, in words."""
 
+    plan: list[Seat]
     run: Run
     undisturbed: Run | None
     missed: list[str] = field(default_factory=list)
@@ -67,18 +99,25 @@ class Rehearsal:
         """All of it.
 
         Raises:
-            SwarmError: the town could not be built, or a process of it died by itself.
+            SwarmError: a card is larger than this machine, the town could not be built, or a
+                process of it died by itself.
         """
+        for fellow in self.script.fellows:
+            memory = psutil.virtual_memory().total
+            parse_card(fellow.card_spec, cores=cores(), memory_bytes=memory)
         self.say(f"a leader and {len(self.script.fellows)} fellows start")
-        self.town.open(self.script.fellows)
+        self.town.open(self.script)
         self._bring_in()
+        plan = self._plan()
+        for seat in plan:
+            self.say(str(seat))
         undisturbed = None
         if self.script.expect.same_as_undisturbed:
             self.say("the job, undisturbed")
             undisturbed = self._run(Troubles(self.town, [], self.say))
         self.say("the job, with its troubles")
         run = self._run(Troubles(self.town, list(self.script.troubles), self.say))
-        return Outcome(run, undisturbed, list(self._missed(run, undisturbed)))
+        return Outcome(plan, run, undisturbed, list(self._missed(run, undisturbed)))
 
     def close(self) -> list[int]:
         """End every process; returns the ids that had to be killed."""
@@ -98,6 +137,24 @@ class Rehearsal:
             BUCKETS_ADD, BucketsAdd(pool=POOL, bucket=BUCKET, name=rows.name), rows
         )
 
+    def _plan(self) -> list[Seat]:
+        """Where the job would run now."""
+        wait_until("readiness", self.town.all_ready, 60, self.town.household)
+        asked = parse(JobsPlan, {"pool": POOL, "config": self._config()})
+        names = {found: name for name, found in self.town.fellow_ids.items()}
+        return [
+            Seat(
+                card.stage or 0, names[card.fellow_id], card.name, card.first_layer or 0,
+                card.last_layer or 0, card.planned_bytes or 0, card.total_bytes,
+            )
+            for card in self.town.client.call(JOBS_PLAN, asked).cards
+            if card.used
+        ]  # fmt: skip
+
+    def _config(self) -> dict[str, Any]:
+        told = self.script.job
+        return {**told, "model": {"id": f"local:{MODEL}"}, "data": {"bucket": BUCKET}}
+
     def _run(self, troubles: Troubles) -> Run:
         wait_until("readiness", self.town.all_ready, 60, self.town.household)
         job = self._submit()
@@ -105,30 +162,33 @@ class Rehearsal:
         try:
             job = self._follow(job, troubles, began)
         finally:
-            troubles.end()
+            troubles.end(time.monotonic() - began)
         seconds = time.monotonic() - began
-        return Run(job, seconds, self._losses(job), self._adapter(job))
+        never = [in_words(trouble) for trouble in troubles.waiting]
+        return Run(job, seconds, self._losses(job), self._adapter(job), troubles.happened, never)
 
     def _submit(self) -> JobView:
-        told = self.script.job
-        config = {**told, "model": {"id": f"local:{MODEL}"}, "data": {"bucket": BUCKET}}
-        ask = {"pool": POOL, "config": config, "unpinned": True, "request_id": secrets.token_hex(8)}
+        ask = {
+            "pool": POOL,
+            "config": self._config(),
+            "unpinned": True,
+            "request_id": secrets.token_hex(8),
+        }
         return self.town.client.call(JOBS_SUBMIT, parse(JobsSubmit, ask))
 
     def _follow(self, job: JobView, troubles: Troubles, began: float) -> JobView:
-        """Until the job has ended and the last trouble is over."""
-        limit_s, told = self.script.expect.within_s, ""
+        """Until the job has ended, or its time is over."""
+        limit_s, told, told_at = self.script.expect.within_s, "", 0.0
         while True:
             at_s = time.monotonic() - began
             troubles.turn(at_s, job.step)
             self.town.household.require_alive()
             job = self._asked(job)
-            words = f"{job.state} at step {job.step} of {job.steps}, attempt {job.attempt}"
-            if job.state != told:
+            if job.state != told or at_s - told_at >= TOLD_S:
+                words = f"{job.state} at step {job.step} of {job.steps}, attempt {job.attempt}"
                 self.say(words + (f": {job.reason}" if job.reason else ""))
-                told = job.state
-            # A trouble that never came because the job was over must not hold the end.
-            if (job.state in ENDED and not troubles.undo) or at_s > limit_s:
+                told, told_at = job.state, at_s
+            if job.state in ENDED or at_s > limit_s:
                 return job
             time.sleep(TURN_S)
 
@@ -162,6 +222,7 @@ class Rehearsal:
         if job.state != expect.state:
             why = job.untrusted_error or job.reason or "no reason was told"
             missed.append(f"the job is {job.state}, not {expect.state}: {why}")
+        missed += [f"{words} never came: the job was over" for words in run.never_came]
         if run.seconds > expect.within_s:
             missed.append(f"it took more than {expect.within_s:.0f} s")
         if expect.attempts_at_most is not None and job.attempt > expect.attempts_at_most:

@@ -1,9 +1,10 @@
-"""The processes of a rehearsal: a leader, fellow daemons each behind a way of its own, and clients.
+"""The processes of a rehearsal: a leader, fellow daemons each behind ways of its own, and clients.
 
 Starts, stops, freezes and kills only processes that it started. Does not know scripts or jobs.
 """
 
 import signal
+import socket
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -13,7 +14,8 @@ import psutil
 from agents.client import Client
 from agents.demo.processes import Child, Household, wait_until
 from agents.demo.story import ready_url
-from agents.rehearse.script import FellowCast
+from agents.rehearse.disks import Disks
+from agents.rehearse.script import FellowCast, LineCast, Script
 from agents.rehearse.ways import LOOPBACK, Ways
 from transport.api.fellows import FELLOWS_LIST, FellowRow, FellowsList
 from transport.api.pools import INVITES_CREATE, POOLS_CREATE, InvitesCreate, PoolsCreate
@@ -24,6 +26,16 @@ START_S, END_S = 60.0, 15.0
 ASK_S = 5.0
 
 
+def way_of(fellow: str) -> str:
+    """The name of the way between a fellow and the leader."""
+    return f"{fellow}/way"
+
+
+def link_of(fellow: str) -> str:
+    """The name of the way that the stage before a fellow's takes to it."""
+    return f"{fellow}/link"
+
+
 class Town:
     """One rehearsal's processes, below one folder."""
 
@@ -31,11 +43,13 @@ class Town:
         self.folder = folder
         self.household = Household(folder)
         self.ways = Ways()
+        self.disks = Disks()
         self.fellow_ids: dict[str, str] = {}
         self.port = 0
         self._data = folder / "leader" / "data"
         self._leader: Child | None = None
         self._daemons: dict[str, Child] = {}
+        self._listens: dict[str, list[str]] = {}
         self._client: Client | None = None
 
     @property
@@ -44,13 +58,23 @@ class Town:
         assert self._client is not None, "the leader has not started"
         return self._client
 
-    def open(self, cast: list[FellowCast]) -> None:
-        """Start the leader, and join every fellow."""
+    def open(self, script: Script) -> None:
+        """Start the leader, and join every fellow.
+
+        Raises:
+            SwarmError: forbidden when a disk of its own cannot be had here.
+        """
+        if script.leader.disk_mb is not None:
+            self.disks.plan("leader", self.folder / "leader", script.leader.disk_mb)
+        for fellow in script.fellows:
+            if fellow.disk_mb is not None:
+                self.disks.plan(fellow.name, self.folder / fellow.name, fellow.disk_mb)
         self.start_leader()
-        token = (self._data / "owner.token").read_text("utf-8").strip()
+        seen = self.disks.seen(self._leader_process, self._data, "leader")
+        token = (seen / "owner.token").read_text("utf-8").strip()
         self._client = Client(f"http://{LOOPBACK}:{self.port}", token=token, timeout_s=ASK_S)
         self.client.call(POOLS_CREATE, PoolsCreate(pool=POOL))
-        for fellow in cast:
+        for fellow in script.fellows:
             self._join(fellow)
         wait_until("the fellows' readiness", self.all_ready, START_S, self.household)
 
@@ -74,9 +98,35 @@ class Town:
         began = self.folder / "leader.log"
         if began.exists():
             began.rename(self.folder / f"leader-{time.monotonic_ns()}.log")
-        self._leader = leader = self.household.start("leader", arguments)
+        self._leader = leader = self.household.start(
+            "leader", arguments, before=self.disks.before("leader")
+        )
         url: str = wait_until("the leader", lambda: ready_url(leader), START_S, self.household)
         self.port = int(url.rsplit(":", 1)[1])
+
+    @property
+    def _leader_process(self) -> psutil.Process:
+        assert self._leader is not None
+        return psutil.Process(self._leader.process.pid)
+
+    def kill_relay(self) -> None:
+        """SIGKILL the leader's relay, which the leader starts again.
+
+        Raises:
+            SwarmError: conflict when it has none now.
+        """
+        for process in self._leader_process.children(recursive=True):
+            with suppress(psutil.Error):
+                if "transport.relay_server" in process.cmdline():
+                    process.kill()
+                    return
+        raise SwarmError("conflict", "the leader has no relay at this moment")
+
+    def fill_disk(self, name: str, *, is_full: bool) -> None:
+        """Leave no free byte on a machine's own disk, or give them back."""
+        child = self._daemons[name] if name else self._leader
+        assert child is not None
+        self.disks.fill(name or "leader", psutil.Process(child.process.pid), is_full=is_full)
 
     def end_leader(self, *, kill: bool) -> None:
         """End it, with SIGKILL or in good order."""
@@ -86,19 +136,30 @@ class Town:
     # --- fellows -----------------------------------------------------------------------------
 
     def _join(self, fellow: FellowCast) -> None:
-        way = self.ways.open(fellow.name, self.port, fellow.delay_ms / 1000)
+        line = LineCast(delay_ms=fellow.delay_ms, mbit=fellow.mbit)
+        way = self.ways.open(way_of(fellow.name), self.port, line.shape())
         invite = self.client.call(INVITES_CREATE, InvitesCreate(pool=POOL))
-        before = {row.fellow_id for row in self.fellows()}
+        known = {row.fellow_id for row in self.fellows()}
         url = f"http://{LOOPBACK}:{way.port}"
-        arguments = ["-m", "agents.cli.main", "join", url, "--card", fellow.card]
-        child = self.household.start(fellow.name, arguments, {"SWARM_INVITE": invite.secret})
+        self._listens[fellow.name] = self._listen(fellow)
+        words = ["-m", "agents.cli.main", "join", url, "--card", fellow.card_spec]
+        words += self._listens[fellow.name]
+        extra, before = {"SWARM_INVITE": invite.secret}, self.disks.before(fellow.name)
+        child = self.household.start(fellow.name, words, extra, before)
         self._daemons[fellow.name] = child
 
         def joined() -> str | None:
-            return next((r.fellow_id for r in self.fellows() if r.fellow_id not in before), None)
+            return next((r.fellow_id for r in self.fellows() if r.fellow_id not in known), None)
 
         found = wait_until(f"the joining of {fellow.name}", joined, START_S, self.household)
         self.fellow_ids[fellow.name] = found
+
+    def _listen(self, fellow: FellowCast) -> list[str]:
+        """Where its stages listen, and the way before it that neighbours dial."""
+        with socket.create_server((LOOPBACK, 0)) as free:
+            port = int(free.getsockname()[1])
+        link = self.ways.open(link_of(fellow.name), port, fellow.link.shape())
+        return ["--listen", f"{LOOPBACK}:{port}", "--announce", f"{LOOPBACK}:{link.port}"]
 
     def fellows(self) -> list[FellowRow]:
         """The fellows as the leader sees them."""
@@ -115,7 +176,7 @@ class Town:
 
     def start_daemon(self, name: str) -> None:
         """Start the daemon of a fellow that joined before."""
-        arguments = ["-m", "agents.cli.main", "fellow"]
+        arguments = ["-m", "agents.cli.main", "fellow", *self._listens[name]]
         self._daemons[name] = self.household.start(name, arguments)
 
     def kill_worker(self, name: str) -> None:

@@ -6,6 +6,7 @@ Numbers that nobody measured stay null.
 from collections.abc import Iterable
 from typing import Literal
 
+from control.fellows.loads import busy_peak, memory_peak
 from control.fellows.registry import Member
 from transport.api.fellows import FellowRow, FellowStatus, FellowView, ShownCard, Traffic
 from transport.cards import PROTOCOL, CardReport, Heartbeat
@@ -15,6 +16,7 @@ from transport.units import human_bytes
 LOW_DISK_SHARE = 0.1
 LOW_DISK_BYTES = 5_000_000_000  # when the disk's size is not told
 LATE_BEATS = 2.0
+COPY_SHOWN_S = 600.0
 
 Grade = Literal["A", "B", "C", "F"]
 
@@ -37,6 +39,8 @@ def health_of(member: Member, silent_s: float, heartbeat_s: float) -> tuple[Grad
     causes = []
     if silent_s > LATE_BEATS * heartbeat_s:
         causes.append(f"its heartbeat is late: {silent_s:.0f} s instead of {heartbeat_s:.0f} s")
+    if member.copied_at is not None and (member.seen_at or 0.0) - member.copied_at < COPY_SHOWN_S:
+        causes.append("a copy of it was refused: two machines have its credential")
     beat = member.beat
     if beat is not None and beat.protocol < PROTOCOL:
         causes.append(f"update wanted: it speaks protocol {beat.protocol}, the leader {PROTOCOL}")
@@ -90,6 +94,8 @@ def row_of(member: Member, silent_s: float, heartbeat_s: float) -> FellowRow:
         card_names=[card.name for card in cards],
         card_used_bytes=used_bytes(cards) if member.online else None,
         card_total_bytes=sum(card.total_bytes for card in cards) if cards else None,
+        card_peak_bytes=memory_peak(member.loads),
+        busy_peak=busy_peak(member.loads),
         sent_bytes_s=member.rates.sent_bytes_s if member.rates else None,
         received_bytes_s=member.rates.received_bytes_s if member.rates else None,
         step=member.step,
@@ -112,7 +118,7 @@ def view_of(member: Member, row: FellowRow, summary: str) -> FellowView:
         disk_free_bytes=machine.disk_free_bytes if machine else None,
         listen_address=machine.listen_address if machine else None,
         versions=machine.versions if machine else {},
-        cards=[_shown(member.fellow_id, card) for card in member.cards()],
+        cards=[_shown(member, card) for card in member.cards()],
         stages=list(beat.stages) if beat else [],
         leader_sent_bytes=beat.sent_bytes if beat else None,
         pipeline_sent_bytes=beat.pipeline_sent_bytes if beat else None,
@@ -120,9 +126,9 @@ def view_of(member: Member, row: FellowRow, summary: str) -> FellowView:
     )
 
 
-def _shown(fellow_id: str, card: CardReport) -> ShownCard:
+def _shown(member: Member, card: CardReport) -> ShownCard:
     return ShownCard(
-        card=card_id(fellow_id, card.index),
+        card=card_id(member.fellow_id, card.index),
         index=card.index,
         kind=card.kind,
         name=card.name,
@@ -132,4 +138,5 @@ def _shown(fellow_id: str, card: CardReport) -> ShownCard:
         number_formats=list(card.number_formats),
         holders=list(card.holders),
         speeds=list(card.speeds),
+        load=next((one for one in member.loads if one.index == card.index), None),
     )

@@ -22,13 +22,15 @@ from control.fellows.link_tests import (
     order_of,
     order_of_peer,
 )
+from control.fellows.lives import Lives
 from control.fellows.rates import Rates, rates_between
 from control.fellows.secret_text import sha256_text
+from control.fellows.told import latest, matters
 from control.fellows.vanished import Gone, Vanished
 from control.store.fellows import StoredFellow
 from control.store.link_figures import LinkFigure
 from transport.beats import ShortBeat, lengthened
-from transport.cards import PROTOCOL, CardReport, Heartbeat, Speed
+from transport.cards import PROTOCOL, CardLoad, CardReport, Heartbeat, Speed
 from transport.errors import SwarmError, not_found
 from transport.orders import (
     DesiredState,
@@ -67,7 +69,11 @@ class Member:
     """Monotonic, of the last heartbeat since the leader's start."""
     seen_at: float | None = None
     """Unix time of the same."""
+    copied_at: float | None = None
+    """Unix time at which a copy of it was refused last."""
     rates: Rates | None = None
+    loads: tuple[CardLoad, ...] = ()
+    """How its cards were used before its last report that told any; none while it is offline."""
     online: bool = False
     assignments: tuple[StageAssignment, ...] = ()
     measure: MeasureOrder | None = None
@@ -116,13 +122,11 @@ class Member:
         return any(one != job_id for one in told)
 
     def cards(self) -> list[CardReport]:
-        """Its cards, each with the newest figure of every number format."""
+        """Its cards, each with the figure told last of every number format."""
         if self.beat is None:
             return []
         return [
-            card.model_copy(
-                update={"speeds": _newest(card.speeds, self.speeds.get(card.index, []))}
-            )
+            card.model_copy(update={"speeds": latest(self.speeds.get(card.index, []), card.speeds)})
             for card in self.beat.cards
         ]
 
@@ -149,6 +153,7 @@ class Registry:
         self.suspects_itself = False
         """Most fellows are silent at once: nobody counts as lost for a while."""
         self.vanished = Vanished(clock)
+        self.lives = Lives(clock, self.vanished, timing.offline_after_s)
         self.heard = asyncio.Event()
         """Set whenever something changed that may let a waiting job start."""
 
@@ -168,11 +173,24 @@ class Registry:
         self._by_credential.pop(member.stored.credential_sha256, None)
         member.changed.set()
         self.vanished.forget(fellow_id)
+        self.lives.forget(fellow_id)
         self._publish("fellows", member.pool, "removed")
 
     def authenticate(self, credential: str) -> str | None:
         """The fellow of a credential."""
         return self._by_credential.get(sha256_text(credential))
+
+    def admit(self, fellow_id: str, life: str) -> None:
+        """Let one start of a daemon speak for a fellow.
+
+        Raises:
+            SwarmError: conflict for a second one beside the first; unavailable while that is open.
+        """
+        try:
+            self.lives.admit(fellow_id, life)
+        finally:
+            if fellow_id in self._members:
+                self._members[fellow_id].copied_at = self.lives.copies.get(fellow_id)
 
     def find(self, fellow_id: str) -> Member | None:
         """A fellow by id."""
@@ -214,11 +232,13 @@ class Registry:
             member.rates = rates_between(before, told, now - member.heard_at)
         member.beat, member.heard_at, member.online = clean_model(told), now, True
         member.seen_at = self._clock.now()
+        # Two reports that follow each other at once have no sample in between.
+        member.loads = tuple(member.beat.loads) or member.loads
         self.links.note(member.beat)
         self._introduce(member)
         if not was_online:
             self._publish("fellows", member.pool, "online")
-        if before is None or not was_online or _matters(before, told):
+        if before is None or not was_online or matters(before, told):
             self.heard.set()
         self._publish("fellows", member.pool, "beat")
         return self.desired(fellow_id)
@@ -347,7 +367,7 @@ class Registry:
         member = self._members.get(fellow_id)
         if member is not None:
             known = member.speeds.get(card_index, [])
-            member.speeds[card_index] = _newest(known, speeds)
+            member.speeds[card_index] = latest(known, speeds)
             self._publish("fellows", member.pool, "measured")
 
     def note_measured(self, fellow_id: str, token: str, card_index: int) -> None:
@@ -436,7 +456,7 @@ class Registry:
     def _goes_offline(self, member: Member) -> None:
         self.vanished.forget(member.fellow_id)
         if member.online:
-            member.online, member.rates = False, None
+            member.online, member.rates, member.loads = False, None, ()
             self._drop_measure(member)
             self.heard.set()
             self._publish("fellows", member.pool, "offline")
@@ -470,22 +490,3 @@ class Registry:
 
 def _tests_links(member: Member) -> bool:
     return member.beat is not None and FEATURE in member.beat.machine.features
-
-
-def _matters(before: Heartbeat, now: Heartbeat) -> bool:
-    """Whether a heartbeat says something by which a waiting job might start."""
-    return (
-        [(c.uuid, c.free_bytes) for c in before.cards]
-        != [(c.uuid, c.free_bytes) for c in now.cards]
-        or [(s.job_id, s.phase) for s in before.stages] != [(s.job_id, s.phase) for s in now.stages]
-        or before.measuring != now.measuring
-    )
-
-
-def _newest(first: Iterable[Speed], second: Iterable[Speed]) -> list[Speed]:
-    best: dict[str, Speed] = {}
-    for speed in (*first, *second):
-        known = best.get(speed.number_format)
-        if known is None or speed.measured_at >= known.measured_at:
-            best[speed.number_format] = speed
-    return sorted(best.values(), key=lambda speed: speed.number_format)

@@ -133,7 +133,7 @@ class _Intake:
             StageFailed: self._failed,
             LogLine: self._log,
         }
-        if not _is_sound(job, report):
+        if not _is_sound(job, stage, report):
             jobs.count(self.tx, job, refused_reports=1)
             return False
         apply[type(report)](job, stage, report)
@@ -317,6 +317,8 @@ def _sentences(*parts: str) -> str:
     return " ".join([*ended, *(one[:1].upper() + one[1:] for one in said[-1:])] if ended else said)
 
 
-def _is_sound(job: Job, report: FromStage) -> bool:
-    """Whether a report speaks of a step that was asked for."""
+def _is_sound(job: Job, stage: Stage, report: FromStage) -> bool:
+    """Whether a report speaks of a step that this attempt was asked for."""
+    if isinstance(report, StepDone) and stage.work.resume is not None:
+        return stage.work.resume.step < report.step <= job.steps
     return int(getattr(report, "step", 0)) <= job.steps

@@ -21,6 +21,8 @@ from transport.errors import SwarmError
 
 REST_S = 30.0
 """How long a job's plans are kept although the pool changes: a pool that flaps is not followed."""
+SETTLE_S = 10.0
+"""How long a job runs before anything is planned: many a loss comes right at the start."""
 FREE_STEP = 512_000_000
 """Free memory that moves by less is no change."""
 
@@ -61,6 +63,8 @@ class ReadyPlans:
         self._clock = clock
         self._may_recover = may_recover
         self._kept: dict[str, _Kept] = {}
+        self._began: dict[str, tuple[int, float]] = {}
+        """Job -> (attempt, when it was first seen running)."""
 
     def told(self, job_id: str, attempt: int) -> list[IfLost]:
         """What a job would do, by fellow in order of stages; [] when that is not known yet."""
@@ -84,16 +88,24 @@ class ReadyPlans:
         which has lost a fellow just now, they are kept as they are.
         """
         names = {job.job_id for job, _ in active}
-        self._kept = {job_id: one for job_id, one in self._kept.items() if job_id in names}
+        for kept in (self._kept, self._began):
+            for gone in kept.keys() - names:
+                del kept[gone]
         renewed = []
         for job, rows in active:
             seen, now = _seen(pool(job.pool)), self._clock.monotonic()
-            if not rows or self._holds(job, seen, now):
+            if not rows or not self._has_settled(job, now) or self._holds(job, seen, now):
                 continue
             by_fellow = {row.fellow_id: await self._ready(job, rows, row.fellow_id) for row in rows}
             self._kept[job.job_id] = _Kept(job.attempt, seen, now, by_fellow)
             renewed.append(job)
         return renewed
+
+    def _has_settled(self, job: Job, now: float) -> bool:
+        began = self._began.get(job.job_id)
+        if began is None or began[0] != job.attempt:
+            began = self._began[job.job_id] = (job.attempt, now)
+        return now - began[1] >= SETTLE_S
 
     def _holds(self, job: Job, seen: tuple[Any, ...], now: float) -> bool:
         kept = self._kept.get(job.job_id)

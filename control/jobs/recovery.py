@@ -80,6 +80,8 @@ class Recovery:
     def __init__(self, tools: RecoveryTools) -> None:
         self._tools = tools
         self._database = tools.database
+        self._waits: dict[str, tuple[int, float]] = {}
+        """Job -> (the attempt that lost a stage, since which monotonic second it waits)."""
         self.ready = ReadyPlans(tools.planner, tools.clock, may_recover=tools.may_recover)
 
     # --- beforehand --------------------------------------------------------------------------
@@ -109,8 +111,8 @@ class Recovery:
         loss = Loss.of(job)
         assert loss is not None
         rows = await self._database.read(lambda tx: stages.of_job(tx, job.job_id, job.attempt))
-        waited = self._tools.clock.now() - loss.since
-        if any(self._holds(row) for row in rows) and 0 <= waited < LET_GO_S:
+        waited = self._waited(job)
+        if any(self._holds(row) for row in rows) and waited < LET_GO_S:
             return False
         saved = await self._tools.snapshots.newest_whole(job.job_id)
         try:
@@ -131,6 +133,16 @@ class Recovery:
             return True
 
         return await self._database.write(change)
+
+    def _waited(self, job: Job) -> float:
+        """For how long this leader has looked for a place. The date may be wrong, or be put right
+        meanwhile; and while there was no leader no fellow could come back.
+        """
+        now = self._tools.clock.monotonic()
+        known = self._waits.get(job.job_id)
+        if known is None or known[0] != job.attempt:
+            known = self._waits[job.job_id] = (job.attempt, now)
+        return now - known[1]
 
     def _holds(self, row: Stage) -> bool:
         """Whether a fellow that is there still runs a lost attempt's stage."""
@@ -158,7 +170,7 @@ class Recovery:
         train = job.config.train
         if train.on_node_loss == "fail":
             return _Found(None, f"no standby can take its stage: {standby.reason}", is_final=True)
-        is_late = not 0 <= waited < train.recovery_wait_s
+        is_late = waited >= train.recovery_wait_s
         if not may_split(job.config):
             why = "its learned bottleneck belongs to its boundary, so only a standby will do"
             return _Found(None, why, is_final=is_late)

@@ -23,8 +23,8 @@ from control.store.database import Database, Tx
 from control.store.jobs import Job
 from control.store.stages import Stage
 from control.store.verifications import Verification
-from stage_runtime.costs import Device
 from stage_runtime.model_facts import ModelFacts
+from stage_runtime.places import Device
 from stage_runtime.quantized_costs import NF4_BLOCK
 from stage_runtime.reference_costs import reference_bytes
 from transport.api.operation import Next

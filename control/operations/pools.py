@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from control.fellows.condition import status_of, used_bytes
 from control.fellows.credentials import NewToken
+from control.fellows.loads import busy_peak, memory_peak
 from control.fellows.registry import Member
 from control.job_states import ACTIVE
 from control.jobs.views import median_step_s
@@ -75,6 +76,7 @@ async def cluster_status(leader: Office, call: Call, ask: ClusterStatus) -> Clus
     active = await leader.database.read(lambda tx: _active(tx, call, ask.pool))
     standing = standing_of(members)
     online = [card for m in members if m.online for card in m.cards()]
+    loads = [load for m in members for load in m.loads]
     machines = [m.beat.machine for m in members if m.online and m.beat]
     losses = [job.loss for job in active if job.loss is not None]
     return ClusterView(
@@ -90,6 +92,8 @@ async def cluster_status(leader: Office, call: Call, ask: ClusterStatus) -> Clus
         memory_bytes=sum(machine.memory_bytes for machine in machines),
         card_used_bytes=used_bytes(online),
         card_total_bytes=sum(card.total_bytes for card in online) if online else None,
+        card_peak_bytes=memory_peak(loads),
+        busy_peak=busy_peak(loads),
         step=max((job.step for job in active if job.step), default=None),
         step_s=max((job.step_s for job in active if job.step_s is not None), default=None),
         mean_loss=sum(losses) / len(losses) if losses else None,

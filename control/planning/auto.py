@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from control.planning import compression
+from control.planning import compression, documents
 from control.planning.usable import Card
 from stage_runtime.costs import loss_chunk_tokens, runs_1f1b
 from stage_runtime.model_facts import ModelFacts
@@ -67,6 +67,7 @@ def refuse_not_offered(config: JobConfig, facts: ModelFacts) -> None:
             "use method lora, or model.quantization none",
         )
     compression.refuse(config, facts)
+    documents.refuse(config, facts)
     _refuse_long(config, facts)
     if config.method == "lora":
         lora_targets(config, facts)
@@ -226,6 +227,7 @@ def settings(asked: Asked, batch: int, saving: Saving) -> TrainSettings:
         loss_chunk_tokens=loss_chunk_tokens(asked.facts.vocab),
         snapshot_every_steps=train.snapshot_every_steps,
         compression=compression.resolve(config, asked.facts, asked.num_stages),
+        document_mask=train.document_mask,
     )
     changed: dict[str, object] = {}
     if asked.whole_logits:

@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from control.planning.disk import Disk
-from control.planning.exact import Best, Cuts, best_counts, best_cuts
-from control.planning.pace import Network, Pace
+from control.planning.exact import Best, Costs, Cuts, best_counts, best_cuts
+from control.planning.pace import Pace
 from control.planning.price_book import PriceBook
 from control.planning.seats import Held, Seat, may_hold
 from control.planning.split import (
@@ -58,22 +58,25 @@ class Course:
     """None: a card has no figure, and the split stays by memory."""
     moves: bool = True
     """False: the split stays by memory (pinned boundaries, unchecked memory)."""
-    _seen: dict[tuple[object, ...], list[float]] = field(default_factory=dict, compare=False)
-    _widest: dict[tuple[str, int], list[float]] = field(default_factory=dict, compare=False)
-    _pairs: dict[tuple[str, str], Network] = field(default_factory=dict, compare=False)
+    _seen: dict[tuple[object, ...], Costs] = field(default_factory=dict, compare=False)
+    _widest: dict[tuple[str, int], Costs] = field(default_factory=dict, compare=False)
+    _pairs: dict[tuple[str, str], tuple[float, float]] = field(default_factory=dict, compare=False)
 
     @property
     def num_layers(self) -> int:
         """Of the model."""
         return self.book.facts.num_layers
 
-    def pair(self, one: str, other: str) -> Network:
-        """What the boundary between two fellows adds, whichever comes first."""
-        assert self.pace is not None
-        key = (min(one, other), max(one, other))
-        if key not in self._pairs:
-            self._pairs[key] = self.pace.network(key)
-        return self._pairs[key]
+    def pair(self, one: str, other: str) -> tuple[float, float]:
+        """(what the boundary between two fellows adds to a step, what it costs each micro-batch at
+        least), whichever comes first.
+        """
+        key = (one, other) if one < other else (other, one)
+        found = self._pairs.get(key)
+        if found is None:
+            assert self.pace is not None
+            found = self._pairs[key] = self.pace.pair_s(*key)
+        return found
 
     def by_memory(self, order: Order) -> Split:
         """The split whose fullest card is emptiest."""
@@ -159,7 +162,7 @@ class Course:
         *,
         head: bool = True,
         dearest: bool = False,
-    ) -> list[float]:
+    ) -> Costs:
         """Seconds of one micro-batch with 0, 1, ... layers on a fellow at this place.
 
         Args:
@@ -176,13 +179,13 @@ class Course:
             self._seen[key] = seat.curve(fellow, held, most)
         return self._seen[key]
 
-    def widest(self, fellow: FellowCards, stages: int) -> list[float]:
+    def widest(self, fellow: FellowCards, stages: int) -> Costs:
         """The least that a fellow before the last can take with each count of layers."""
         key = (fellow.fellow_id, stages)
         if key not in self._widest:
             places = sorted({0, max(0, stages - 2)})
             told = [self.curve(fellow, (stage, stages), None, head=False) for stage in places]
-            self._widest[key] = [min(costs) for costs in zip(*told)]
+            self._widest[key] = Costs(map(min, *told)) if len(told) > 1 else told[0]
         return self._widest[key]
 
 

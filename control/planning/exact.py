@@ -68,8 +68,8 @@ def best_counts(
         parts: micro-batches.
         floor_s: what each further micro-batch costs at least (the slowest link).
     """
-    limits = sorted({cost for curve in curves for cost in curve if cost < math.inf})
-    return _bisect(limits, _Sums(curves, num_layers).at, parts, floor_s)
+    sums = _Sums(curves, num_layers)
+    return _bisect(sums.limits(parts), sums.at, parts, floor_s)
 
 
 def best_cuts(cuts: Cuts, parts: int, floor_s: float = 0.0, below: float = math.inf) -> Best | None:
@@ -141,15 +141,31 @@ class _Even:
         return blocks
 
 
-def _even(stage: int, curve: Curve) -> _Even | None:
-    """The stage as an even one, or None: its counts have holes, or its rises fall."""
+class Costs(list[float]):
+    """A curve that remembers its shape: one fellow's is asked for in many orders."""
+
+    @cached_property
+    def even(self) -> tuple[int, int] | None:
+        """The fewest and the most layers, when each further one costs as much or more; None when
+        counts have holes, or rises fall.
+        """
+        return _evenness(self)
+
+
+def _evenness(curve: Curve) -> tuple[int, int] | None:
     allowed = [count for count, cost in enumerate(curve) if cost < math.inf]
     if not allowed or allowed[-1] - allowed[0] + 1 != len(allowed):
         return None
     low, high = allowed[0], allowed[-1]
     rises = [curve[n + 1] - curve[n] for n in range(low, high)]
     grows = all(b >= a * (1 - 1e-9) for a, b in pairwise(rises))
-    return _Even(stage, low, curve, high) if grows and min(rises, default=0) >= 0 else None
+    return (low, high) if grows and min(rises, default=0) >= 0 else None
+
+
+def _even(stage: int, curve: Curve) -> _Even | None:
+    """The stage as an even one, or None."""
+    ends = curve.even if isinstance(curve, Costs) else _evenness(curve)
+    return None if ends is None else _Even(stage, ends[0], curve, ends[1])
 
 
 @dataclass(frozen=True)
@@ -169,6 +185,18 @@ class _Sums:
         """The other stages."""
         known = {one.stage for one in self.even}
         return [stage for stage in range(len(self.curves)) if stage not in known]
+
+    def limits(self, parts: int) -> list[float]:
+        """What the slowest stage may cost, in order: all costs up to where the least sum is free.
+
+        One micro-batch needs no more than that sum.
+        """
+        free = self.at(math.inf)
+        if free is None:
+            return []
+        if parts == 1:
+            return [free.slowest]
+        return sorted({cost for curve in self.curves for cost in curve if cost <= free.slowest})
 
     @cached_property
     def rises(self) -> list[tuple[float, int, int]]:

@@ -9,7 +9,6 @@ import hashlib
 from collections.abc import Mapping
 from typing import Any
 
-from control.planning.known_cards import BY_NAME, KNOWN, KnownCard
 from control.planning.known_models import BY_NAME as MODELS_BY_NAME
 from control.planning.known_models import CONFIGS
 from control.planning.pace import Link, Links, Uplink
@@ -23,6 +22,7 @@ from transport.api.plans import DataShape
 from transport.cards import PROTOCOL, CardReport, Heartbeat, MachineReport, NumberFormat, Speed
 from transport.errors import SwarmError
 from transport.ids import card_id
+from transport.known_cards import BY_NAME, KNOWN, KnownCard
 from transport.orders import ModelSource
 from transport.units import GB
 
@@ -31,6 +31,7 @@ VERSION = "0.1.0"
 FEATURES = (
     "stage", "lora", "full", "recompute", "chunked-loss", "evaluate",
     "int8", "nf4", "fixed_int8", "fixed_int4", "rotation", "learned", "boundary",
+    "document-mask",
 )  # fmt: skip
 STORED_FORMATS: tuple[NumberFormat, ...] = ("int8", "nf4")
 STORED_BYTES = {"float32": 4}

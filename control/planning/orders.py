@@ -118,7 +118,7 @@ class _Search:
     def best(self) -> Ranked | None:
         """The best order of all."""
         chain = None if self.few else self._strung()
-        leasts = [_least(self.course, self.fellows, last) for last in self.fellows]
+        leasts = _leasts(self.course, self.fellows)
         if chain is not None:
             leasts = [replace(one, fill_s=max(one.fill_s, chain.least)) for one in leasts]
         for least in sorted(leasts, key=lambda one: (one.seconds, one.last.fellow_id)):
@@ -161,7 +161,7 @@ class _Search:
         if pace is None or pace.links is None:
             return None
         names = [one.fellow_id for one in self.fellows]
-        costs = [[course.pair(a, b).fill_s if a != b else 0.0 for b in names] for a in names]
+        costs = [[course.pair(a, b)[0] if a != b else 0.0 for b in names] for a in names]
         return string(costs, [(pace.parts - 1) * pace.inner_s(name) for name in names])
 
     def _look(self, order: Order, least: _Least) -> bool:
@@ -188,8 +188,8 @@ class _Search:
             return least.seconds
         nets = [self.course.pair(a.fellow_id, b.fellow_id) for a, b in pairwise(order)]
         inner = [pace.inner_s(one.fellow_id) for one in order[1:-1]]
-        floor = max([net.floor_s for net in nets] + inner, default=0.0)
-        fill = sum(net.fill_s for net in nets)
+        floor = max([floor_s for _, floor_s in nets] + inner, default=0.0)
+        fill = sum(fill_s for fill_s, _ in nets)
         if least.compute_s + fill >= self.limit_s:
             return least.compute_s + fill
         return max(least.compute_s, least.sum_s + (pace.parts - 1) * floor) + fill
@@ -227,48 +227,69 @@ def _slowest_line_first(course: Course, order: Order) -> Order:
 
 def any_order_s(course: Course, fellows: Sequence[FellowCards]) -> float:
     """No order of all these fellows is faster than this."""
-    return min(_least(course, fellows, last).seconds for last in fellows)
+    return min(least.seconds for least in _leasts(course, fellows))
 
 
-def _least(course: Course, fellows: Sequence[FellowCards], last: FellowCards) -> _Least:
-    """No order that ends with this fellow has a shorter step: every other fellow stands where it
-    may hold the most, no card keeps anything free, and the network costs its cheapest pairs.
+def _leasts(course: Course, fellows: Sequence[FellowCards]) -> list[_Least]:
+    """For each fellow: no order that ends with it has a shorter step. Every other one stands where
+    it may hold the most, no card keeps anything free, and the network costs its cheapest pairs.
     """
-    assert course.pace is not None
     if course.pins.counts or course.pins.equal or not course.moves:
-        return _Least(last)
-    stages = len(fellows)
-    curves = tuple(
-        course.curve(one, (stages - 1, stages), None) if one is last else course.widest(one, stages)
-        for one in fellows
-    )
-    fill, floor = _least_network(course, fellows, last)
+        return [_Least(last) for last in fellows]
+    near = [_near(course, fellows, one) for one in fellows]
+    widest = [course.widest(one, len(fellows)) for one in fellows]
+    return [_least(course, fellows, at, near, widest) for at in range(len(fellows))]
+
+
+def _least(
+    course: Course,
+    fellows: Sequence[FellowCards],
+    at: int,
+    near: "Sequence[_Near]",
+    widest: Sequence[Sequence[float]],
+) -> _Least:
+    assert course.pace is not None
+    last, stages = fellows[at], len(fellows)
+    curves = (*widest[:at], course.curve(last, (stages - 1, stages), None), *widest[at + 1 :])
+    fill, floor = _least_network(near, at)
     found = best_counts(curves, course.num_layers, course.pace.parts, floor)
     return _Least(last, math.inf if found is None else found.seconds, fill, curves)
 
 
-def _least_network(
-    course: Course, fellows: Sequence[FellowCards], last: FellowCards
-) -> tuple[float, float]:
+@dataclass(frozen=True)
+class _Near:
+    """A fellow's cheapest boundaries, whoever its neighbours are, in seconds."""
+
+    fill_s: float = 0.0
+    second_s: float = 0.0
+    """The second cheapest."""
+    floor_s: float = 0.0
+    inner_s: float = 0.0
+
+
+def _near(course: Course, fellows: Sequence[FellowCards], one: FellowCards) -> _Near:
+    assert course.pace is not None
+    if course.pace.links is None or len(fellows) < 2:
+        return _Near()
+    nets = [course.pair(one.fellow_id, other.fellow_id) for other in fellows if other is not one]
+    fills = sorted(fill_s for fill_s, _ in nets)
+    own = min(floor_s for _, floor_s in nets)
+    inner = max(own, course.pace.inner_s(one.fellow_id))
+    return _Near(fills[0], fills[1] if len(fills) > 1 else 0.0, own, inner)
+
+
+def _least_network(near: Sequence[_Near], last: int) -> tuple[float, float]:
     """(what the boundaries add at least, the busiest line at least), when this fellow is last.
 
     Every fellow but the first and the last has two neighbours, so each pays at least its two
     cheapest boundaries, half of each; and an inner fellow's own line carries twice.
     """
-    assert course.pace is not None
-    if course.pace.links is None or len(fellows) < 2:
-        return 0.0, 0.0
-    fill, twice, floor, inner = 0.0, [], 0.0, []
-    for one in fellows:
-        nets = [course.pair(one.fellow_id, o.fellow_id) for o in fellows if o is not one]
-        fills = sorted(net.fill_s for net in nets)
-        own = min(net.floor_s for net in nets)
-        fill, floor = fill + fills[0] / 2, max(floor, own)
-        if one is not last:
-            twice.append(fills[1] / 2 if len(fills) > 1 else 0.0)
-            inner.append(max(own, course.pace.inner_s(one.fellow_id)))
-    inner.sort(reverse=True)
-    return fill + sum(sorted(twice)[:-1]), max(floor, *inner[1:2], 0.0)
+    others = [one for at, one in enumerate(near) if at != last]
+    fill = sum(one.fill_s for one in near) / 2
+    twice = sorted(one.second_s / 2 for one in others)
+    inner = sorted((one.inner_s for one in others), reverse=True)
+    floor = max((one.floor_s for one in near), default=0.0)
+    return fill + sum(twice[:-1]), max(floor, *inner[1:2], 0.0)
 
 
 def _name(fellow: FellowCards) -> str:

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import accumulate, pairwise
+from typing import NamedTuple
 
 from control.planning import compression
 from control.planning.split import FellowCards, PlacedCard, Split
@@ -22,8 +23,7 @@ from transport.units import human_seconds
 _HALF = ("bfloat16", "float16")
 
 
-@dataclass(frozen=True)
-class Link:
+class Link(NamedTuple):
     """One direction between two fellows."""
 
     bytes_per_s: float
@@ -64,8 +64,7 @@ class Links:
         )
 
 
-@dataclass(frozen=True)
-class Network:
+class Network(NamedTuple):
     """What the network adds to a step of one order of fellows."""
 
     fill_s: float = 0.0
@@ -83,8 +82,7 @@ class Network:
         return self.fill_s + self.tied_s
 
 
-@dataclass(frozen=True)
-class Line:
+class Line(NamedTuple):
     """A link in one direction, or all that a fellow's own line carries in one."""
 
     sender: str
@@ -136,23 +134,27 @@ class Pace:
         Operations: 4 a parameter and token with a frozen base, 6 in a full fine-tune, 2 more with
         recompute.
         """
-        full = self.settings.method == "full"
-        work = 6 if full else 4
-        more = 2 if self.settings.recompute else 0
-        rate, block_s = self._rate(card)
-        calls = params / self.layer_params(0) * block_s * (work + more) / work
-        blocks = (work + more) * params / rate
-        heads = work * head / self._head_rate(card) if head else 0.0
-        return calls + self.tokens * (blocks + heads)
+        layers_s, head_s = self._card_s(card)
+        return params * layers_s + head * head_s
+
+    def _card_s(self, card: Card) -> tuple[float, float]:
+        """Seconds of a micro-batch for each parameter of blocks on a card, and of a head."""
+        found = self._rates.get(card.id)
+        if found is None:
+            work = 6 if self.settings.method == "full" else 4
+            more = 2 if self.settings.recompute else 0
+            rate, block_s = self._rate(card)
+            calls = block_s / self.layer_params(0) * (work + more) / work
+            layers_s = calls + self.tokens * (work + more) / rate
+            found = self._rates[card.id] = layers_s, self.tokens * work / self._head_rate(card)
+        return found
 
     def _rate(self, card: Card) -> tuple[float, float]:
         """(operations a second in blocks of this model's size, seconds of a block beside them)."""
-        if card.id not in self._rates:
-            figure = tflops_at(card, self.number_format, self.layer_params(0))
-            told = [s for s in card.report.speeds if s.number_format == self.number_format]
-            block_s = (told[-1].block_s or 0.0) if told and told[-1].sizes else 0.0
-            self._rates[card.id] = 1e12 * figure, block_s
-        return self._rates[card.id]
+        figure = tflops_at(card, self.number_format, self.layer_params(0))
+        told = [s for s in card.report.speeds if s.number_format == self.number_format]
+        block_s = (told[-1].block_s or 0.0) if told and told[-1].sizes else 0.0
+        return 1e12 * figure, block_s
 
     def _head_rate(self, card: Card) -> float:
         return 1e12 * tflops_at(card, self.number_format, self.facts.head_params)
@@ -181,6 +183,18 @@ class Pace:
     def _placed_s(self, one: PlacedCard) -> float:
         layers = self.span_params(one.place.first_layer, one.place.last_layer)
         return self.seconds(one.card, layers, self.facts.head_params if one.place.heads else 0)
+
+    def pair_s(self, one: str, other: str) -> tuple[float, float]:
+        """(what a boundary between two fellows adds to a step, what it costs each micro-batch at
+        least), whichever comes first; zeros where the network is left out.
+        """
+        if self.links is None:
+            return 0.0, 0.0
+        there, back = self.links.between(one, other), self.links.between(other, one)
+        assert there is not None
+        assert back is not None
+        out, home = self.hidden_bytes / there.bytes_per_s, self.hidden_bytes / back.bytes_per_s
+        return out + home + there.latency_s + back.latency_s, max(out, home)
 
     def network(self, names: Sequence[str], share: float = 1.0) -> Network:
         """Of an order of fellows; `share` of the bytes crosses (compression)."""

@@ -23,7 +23,7 @@ offered yet) raises SwarmError invalid-input; a job that must wait is a Plan wit
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from control.planning import auto, compression
+from control.planning import auto, compression, documents
 from control.planning.early import with_early_recompute
 from control.planning.plan import Plan
 from control.planning.price_book import PriceBook
@@ -33,8 +33,8 @@ from control.planning.split import MAX_FELLOWS, FellowCards, Pins, fellows_of, p
 from control.planning.summary import left_out_line
 from control.planning.terms import LIVE, Terms
 from control.planning.usable import Card, Inventory, Wanted, examine, is_old
-from stage_runtime.costs import CardPlace, Device
 from stage_runtime.model_facts import ModelFacts
+from stage_runtime.places import CardPlace, Device
 from transport.api.job_config import JobConfig
 from transport.api.plans import DataShape
 from transport.errors import SwarmError
@@ -244,7 +244,9 @@ def _usable(
         number_format=named,
         exclude=frozenset(config.exclude_cards),
         stored=quantization,
-        features=frozenset({"stage", config.method} | compression.features(config)),
+        features=frozenset(
+            {"stage", config.method} | compression.features(config) | documents.features(config)
+        ),
     )
     cards = examine(inventory, wanted)
     able = [card for card in cards if not card.reason]

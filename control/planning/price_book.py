@@ -5,12 +5,13 @@ layers are, not by their numbers; and by what of its stage changes a price, not 
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 
-from stage_runtime.costs import CardPlace, Device, Price, Prices, live_micro_batches
+from stage_runtime.costs import Prices, live_micro_batches
 from stage_runtime.kv_costs import ServePrices
 from stage_runtime.model_facts import ModelFacts
+from stage_runtime.places import CardPlace, Device, Price
 from transport.orders import TrainSettings
 
 
@@ -63,6 +64,10 @@ class PriceBook:
         if found is None:
             found = self._known[key] = self._prices.of(place, device)
         return found
+
+    def once(self, place: CardPlace, device: Device) -> Price:
+        """The same, not remembered."""
+        return self._prices.of(place, device)
 
     def _seat(self, place: CardPlace) -> tuple[object, ...]:
         """What of a place's stage may change its price: whether it is an end of the pipeline and
@@ -123,10 +128,13 @@ class Column:
         return found
 
     def _total(self, count: int) -> int:
-        places = (
-            replace(self.seat, first_layer=first, last_layer=first + count - 1)
+        stage, stages, _, _, takes, gives = self.seat
+        places = [
+            CardPlace(stage, stages, first, first + count - 1, takes, gives)
             for first in self.book.starts(self.seat, count)
-        )
+        ]
+        if len(places) == 1:
+            return self.book.once(places[0], self.device).total  # the column remembers it
         totals = [self.book.total(place, self.device) for place in places]
         return min(totals) if self.least else max(totals)
 

@@ -170,7 +170,7 @@ def _best(ask: Ask, fellows: Sequence[FellowCards], saving: auto.Saving, tries: 
         why = f"not enough memory {_even(asked)}: {needs_line(least.split, fellows)}"
         return replace(least, reason=why)
     trials = (auto.settings(asked, batch, saving) for batch in larger)
-    tried = (_try(ask, fellows, one) for one in trials if _may_fit(ask, fellows, one))
+    tried = (_try(ask, fellows, one, is_open=True) for one in trials if _may_fit(ask, fellows, one))
     found = next((one for one in tried if one.split.fits), least)
     return _by_speed(ask, fellows, found, tries)
 
@@ -219,12 +219,17 @@ def _even(asked: auto.Asked) -> str:
     return f"even at batch {batch}" if automatic else f"at batch {batch}"
 
 
-def _try(ask: Ask, fellows: Sequence[FellowCards], settings: TrainSettings) -> Found:
-    """These settings in the first order that fits, or the nearest miss."""
+def _try(
+    ask: Ask, fellows: Sequence[FellowCards], settings: TrainSettings, *, is_open: bool = False
+) -> Found:
+    """These settings in the first order that fits, or the nearest miss.
+
+    is_open: `_may_fit` has said that an order may hold the model.
+    """
     book = ask.book(settings)
     tried: list[Split] = []
     for order in _orders(fellows):
-        if len(tried) == 1 and not _may_fit(ask, fellows, settings):
+        if len(tried) == 1 and not is_open and not _may_fit(ask, fellows, settings):
             break
         made = split(order, book, ask.pins)
         if made.fits:

@@ -10,11 +10,12 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from control.planning.exact import Costs
 from control.planning.pace import Pace
 from control.planning.price_book import Column, PriceBook
 from control.planning.split import FellowCards, PlacedCard
 from control.planning.usable import Card
-from stage_runtime.costs import CardPlace
+from stage_runtime.places import CardPlace
 from transport.units import GB
 
 KEPT_FREE_SHARE = 0.1
@@ -56,13 +57,13 @@ class Seat:
     dearest: bool = False
     """Tell what layers cost where they weigh most, instead of least."""
 
-    def curve(self, fellow: FellowCards, held: Held | None, most: int) -> list[float]:
+    def curve(self, fellow: FellowCards, held: Held | None, most: int) -> Costs:
         """Seconds of one micro-batch with 0, 1, ... layers on this fellow; inf where it cannot.
 
         Args:
             most: layers that its disk and the other stages leave to it.
         """
-        told = [math.inf] * (self.book.facts.num_layers + 1)
+        told = Costs([math.inf] * (self.book.facts.num_layers + 1))
         several = len(fellow.cards) > 1
         if several and not self.book.uniform and not self.dearest:
             held = None  # which card gains depends on where the layers lie
@@ -104,7 +105,8 @@ class Seat:
 
     def _ways(self, cards: Sequence[Card], held: Held | None, most: int) -> Iterator[Spread]:
         if len(cards) == 1:
-            cap = self._cap(cards[0], held, most)
+            (column,) = self._columns(cards)
+            cap = self._cap(cards[0], column, held, most)
             yield from ((cards, (n,)) for n in range(1, cap + 1))
             return
         for few in range(1, min(most, len(cards) - 1) + 1):
@@ -115,9 +117,8 @@ class Seat:
                 yield chosen, (1,) * few
         yield from self._spreads(cards, held, most)
 
-    def _cap(self, card: Card, held: Held | None, most: int) -> int:
-        """The most layers that a fellow's only card may hold. Prices rise with the layers."""
-        (column,) = self._columns([card])
+    def _cap(self, card: Card, column: Column, held: Held | None, most: int) -> int:
+        """The most layers that a card may hold. Prices rise with the layers."""
         before = min(most, held.get(card.id, 0) if held is not None else 0)
         if column[before] > card.free_bytes:
             return column.most(card.free_bytes, before)
@@ -127,23 +128,24 @@ class Seat:
     def _spreads(self, cards: Sequence[Card], held: Held | None, most: int) -> Iterator[Spread]:
         """(cards, layers of each) for each count that they may hold, spread as `lay` does."""
         columns = self._columns(cards)
+        free = [max(1, card.free_bytes) for card in cards]
         counts, top = [1] * len(cards), most - len(cards) + 1
-        over = {i for i, card in enumerate(cards) if columns[i][1] > limit(card, 1, held)}
+        caps = [self._cap(card, column, held, top) for card, column in zip(cards, columns)]
+        if min(caps) < 1:
+            return
 
         def share(i: int) -> float:
             count = counts[i] + 1
-            return columns[i][count] / max(1, cards[i].free_bytes) if count <= top else math.inf
+            return columns[i][count] / free[i] if count <= top else math.inf
 
         waiting = [(share(i), i) for i in range(len(cards))]
         heapq.heapify(waiting)
         for total in range(len(cards), most + 1):
-            if not over:
-                yield cards, tuple(counts)
+            yield cards, tuple(counts)
             if total == most:
                 return
             _, i = waiting[0]
             counts[i] += 1
-            over.discard(i)
-            if columns[i][counts[i]] > limit(cards[i], counts[i], held):
-                over.add(i)
+            if counts[i] > caps[i]:
+                return  # counts only grow
             heapq.heapreplace(waiting, (share(i), i))

@@ -21,8 +21,8 @@ from control.planning.search import tries_for
 from control.planning.split import FellowCards, Pins, PlacedCard, Split, fellows_of, split, split_at
 from control.planning.summary import WHAT_IF_NOTE, left_out_line, planned_card
 from control.planning.usable import Card, Wanted, examine
-from stage_runtime.costs import CardPlace, Device
 from stage_runtime.kv_costs import ServePrices, ServeShape
+from stage_runtime.places import CardPlace, Device
 from transport.api.plans import PlannedCard
 from transport.api.serving import KvStorage, ServedStage, ServePlanView
 from transport.errors import SwarmError

@@ -7,10 +7,11 @@ so it fits whenever any split of that order does. Speed is control.planning.cour
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import groupby, pairwise
+from typing import NamedTuple
 
 from control.planning.price_book import PriceBook
 from control.planning.usable import Card
-from stage_runtime.costs import CardPlace, Price
+from stage_runtime.places import CardPlace, Price
 from stage_runtime.spread import equal_counts, lay, spans
 from transport.errors import SwarmError
 
@@ -30,8 +31,7 @@ class FellowCards:
         return sum(card.free_bytes for card in self.cards)
 
 
-@dataclass(frozen=True)
-class PlacedCard:
+class PlacedCard(NamedTuple):
     """A card with its layers and their price."""
 
     card: Card
@@ -170,8 +170,10 @@ def _trim(fellow: FellowCards, num_layers: int) -> tuple[Card, ...]:
 
 def _largest(cards: Sequence[Card], at_most: int) -> tuple[Card, ...]:
     """No more cards than layers: those with the most room, in order of their index."""
-    kept = sorted(cards, key=lambda card: -card.free_bytes)[:at_most]
-    return tuple(card for card in cards if card in kept)
+    if len(cards) <= at_most:
+        return tuple(cards)
+    kept = {card.id for card in sorted(cards, key=lambda card: -card.free_bytes)[:at_most]}
+    return tuple(card for card in cards if card.id in kept)
 
 
 def _by_memory(stages: Sequence[tuple[Card, ...]], prices: PriceBook) -> list[int]:
@@ -210,6 +212,9 @@ def _within(stages: Sequence[tuple[Card, ...]], num_layers: int) -> list[tuple[C
 def spread(cards: Sequence[Card], prices: PriceBook, stage: StageLayers) -> tuple[PlacedCard, ...]:
     """A stage's layers over the fellow's own cards: every card to the same share."""
     count = stage.last_layer - stage.first_layer + 1
+    if len(cards) == 1:
+        alone = CardPlace(stage.index, stage.num_stages, stage.first_layer, stage.last_layer)
+        return (PlacedCard(cards[0], alone, prices.of(alone, cards[0].device)),)
     cards = _largest(cards, count)
     ends = len(cards) - 1
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Literal
 
-from stage_runtime.costs import Device
+from stage_runtime.places import Device
 from transport.cards import PROTOCOL, CardReport, Heartbeat
 from transport.errors import SwarmError
 from transport.ids import card_id

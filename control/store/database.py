@@ -133,10 +133,9 @@ class Database:
         if self._closed:
             raise SwarmError("unavailable", "the leader is stopping", hint="try again in a moment")
         answer: asyncio.Future[T] = asyncio.get_running_loop().create_future()
-        # An asker may be gone when the answer comes; then nobody else looks at the error.
-        answer.add_done_callback(lambda done: done.cancelled() or done.exception())
         self._queue.put_nowait(_Asked(run, answer, is_write))
-        return await asyncio.shield(answer)
+        # An asker that is cancelled cancels the answer only: what it asked for runs all the same.
+        return await answer
 
     async def _work(self) -> None:
         try:
@@ -191,9 +190,11 @@ def _run_writes(tx: Tx, group: list[Callable[[Tx], Any]]) -> list[_Outcome]:
     """All in one transaction; on a failed commit, and after a rollback by SQLite, all fail."""
     try:
         tx.execute("BEGIN IMMEDIATE")
-        outcomes = [_run_in_savepoint(tx, run) for run in group]
+        # One alone has nobody else's writes beside it: the transaction itself is its savepoint.
+        alone = len(group) == 1
+        outcomes = [_Outcome(run(tx)) if alone else _run_in_savepoint(tx, run) for run in group]
         tx.execute("COMMIT")
-    except sqlite3.Error as error:
+    except Exception as error:  # noqa: BLE001 - carried to those who asked
         if tx.in_transaction:
             tx.execute("ROLLBACK")
         return [_Outcome(error=error)] * len(group)

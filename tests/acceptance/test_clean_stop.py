@@ -189,7 +189,8 @@ def hold_while_loading(pool: RealPool) -> tuple[JobView, psutil.Process]:
         if told.stages[stage].phase in ("starting", "loading"):
             assert told.state == "starting"
             return told, victim
-        victim.kill()  # it was too quick for us
+        with suppress(psutil.NoSuchProcess):  # it was too quick for us, or was found frozen already
+            victim.kill()
         pool.wait_end(job.job_id)
     pytest.fail(f"no worker could be stopped while it loaded, in {TRIES} tries")
 

@@ -3,12 +3,13 @@
 `python -m tests.acceptance.recovery_run` draws a hundred such schedules, with several losses each.
 """
 
+import shutil
 from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
 
-from tests.acceptance.recovery_ground import VICTIMS, Ground, draw
+from tests.acceptance.recovery_ground import VICTIMS, Ground, _config, draw
 
 STEPS = 20
 
@@ -40,3 +41,20 @@ def test_a_fellow_that_is_killed_is_found_by_what_its_system_and_its_neighbour_t
     assert ground.adapter_of(job) == ground.undisturbed
     assert ["vanished" in one.why for one in job.config.resumes] == [True]
     assert "lost its link to it" in job.config.resumes[0].why
+
+
+@pytest.mark.timeout(120)
+def test_a_copy_of_a_fellow_s_disk_is_refused_while_the_fellow_works_on(ground: Ground) -> None:
+    ground.until("readiness", ground._all_ready, 60)
+    job_id = ground.pool.submit(ground.pool.plan(_config(STEPS))).job_id
+    ground.pool.wait_step(job_id, 2)
+    household = ground.pool.household
+    shutil.copytree(household.folder / ground.names[0], household.folder / "copy")
+    copy = household.start("copy", ["-m", "agents.cli.main", "fellow"])
+    household.children.remove(copy)
+    code = copy.process.wait(60)
+    assert code == 5, copy.last_lines()
+    assert "is a copy of the other's disk" in copy.last_lines()
+    assert ["two machines have its credential" in str(row.causes) for row in ground.pool.fellows()]
+    job = ground.pool.wait_end(job_id)
+    assert (job.attempt, ground.adapter_of(job)) == (1, ground.undisturbed)

@@ -123,7 +123,7 @@ def tell_stops(ground: Ground) -> bool:
     """Cancel jobs at random moments; print how fast their stages stopped. Whether within limits."""
     dice, found = random.Random(1), list[Stopped]()
     for _ in range(CANCELS):
-        job_id = begun(ground, seq_len=256, batch_size=16)
+        job_id = begun(ground, seq_len=64, batch_size=256)
         ground._rest(dice.uniform(0.1, 1.0))
         ground.pool.client.call(JOBS_CANCEL, JobsCancel(job_id=job_id))
         ground.until("both words", lambda one=job_id: len(stops_of(ground, one)) == 2, 20)  # type: ignore[misc]

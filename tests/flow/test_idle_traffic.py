@@ -15,11 +15,12 @@ from agents.fellow.joining import join
 from agents.fellow.leader_link import LeaderLink
 from tests.flow.open_leader import OTHER, OpenLeader, open_leader
 from transport.beats import ShortBeat, lengthened, shortened
-from transport.cards import CardReport, Heartbeat, MachineReport
+from transport.cards import CardReport, Envelope, Heartbeat, MachineReport
 
 BEAT_S, HOLD_S = 5.0, 25.0
 """As a fellow of a real pool does: a heartbeat, and a held request for orders."""
 LIMIT_BYTES_S = 1000.0
+NOTHING = Envelope(least=0, mean=0, most=0)
 
 
 @dataclass
@@ -98,6 +99,8 @@ async def test_an_idle_fellow_s_traffic_with_its_leader_stays_below_a_kilobyte_a
         await beats(20)
         beat_bytes = (line.bytes_ - began) / 20
         assert line.connections == connections, "a connection is kept"
+        (load,) = member.loads
+        assert (load.memory_bytes, load.busy) == (NOTHING, NOTHING)
 
         async with LeaderLink(url, identity.credential) as link:
             await link.orders(-1)
@@ -109,6 +112,7 @@ async def test_an_idle_fellow_s_traffic_with_its_leader_stays_below_a_kilobyte_a
     rate = beat_bytes / BEAT_S + orders_bytes / HOLD_S
     assert beat_bytes > 100
     assert rate <= LIMIT_BYTES_S / 2, (beat_bytes, orders_bytes)
+    print(f"{beat_bytes=:.0f} {orders_bytes=:.0f} {rate=:.0f}")
 
 
 async def test_a_leader_that_does_not_know_a_machine_asks_for_all_of_it(

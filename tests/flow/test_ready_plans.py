@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from control.jobs.planner import PoolPlanner
-from control.jobs.ready_plans import REST_S
+from control.jobs.ready_plans import REST_S, SETTLE_S
 from tests.flow.fellows_at_work import crash, loaded, runs, save, silent, started, steps, view
-from tests.leader_twins import Pool, open_pool, write_model
+from tests.leader_twins import Fellow, Pool, open_pool, write_model
 from transport.api.jobs import IfLost
 
 
@@ -35,7 +35,13 @@ def searches(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return found
 
 
-async def ready(pool: Pool, job_id: str) -> list[IfLost]:
+async def ready(pool: Pool, job_id: str, *away: Fellow) -> list[IfLost]:
+    await pool.leader.office.jobs.keep_ready()
+    for _ in range(2):  # nothing is planned before a run has settled
+        await pool.clock.advance(SETTLE_S / 2)
+        for fellow in pool.fellows:
+            if fellow not in away:
+                fellow.beat()
     await pool.leader.office.jobs.keep_ready()
     return (await view(pool, job_id)).if_lost
 

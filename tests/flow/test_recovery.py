@@ -276,3 +276,23 @@ async def test_a_running_job_whose_fellows_have_all_stopped_can_be_resumed(pool:
         fellow.beat()
     told = await pool.ask("jobs_resume", job_id=job_id)
     assert (told.state, told.attempt) == ("recovering", 2)
+
+
+async def test_a_step_that_an_attempt_was_never_asked_for_is_refused_and_counted(
+    pool: Pool,
+) -> None:
+    job_id, both = await started(pool)
+    await steps(both, 1, 12)
+    await save(pool, both, 10)
+    await pool.ask("jobs_cancel", job_id=job_id)
+    await let_go(pool, *both)
+    await pool.ask("jobs_resume", job_id=job_id)
+    await loaded(pool)
+    last = both[-1]
+    before = last.sequence
+    taken = await last.report(last.step(10, 9.0), last.step(STEPS + 1, 9.0), last.step(11, 5.0))
+    assert taken.refused == [before + 1, before + 2]
+    told = await view(pool, job_id)
+    assert (told.step, told.counts["refused_reports"]) == (12, 2)
+    rows = (await pool.ask("jobs_records", job_id=job_id)).steps
+    assert 9.0 not in [row.loss for row in rows]

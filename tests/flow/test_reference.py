@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import torch
 
-from stage_runtime.costs import Device
 from stage_runtime.model_facts import facts_from_config
+from stage_runtime.places import Device
 from stage_runtime.reference_costs import reference_bytes
 from stage_runtime.reference_process import run_reference
 from tests.oracle.grid import Ground, Point
@@ -59,6 +59,10 @@ def alone(case: Case, budget_bytes: int = 1 << 40) -> dict[str, Any]:
         (Point("gpt2", 2, method="full", layout="ragged", changes=(("steps", 4),)), 1e-5),
         (Point("mixtral-64", 2, changes=(("steps", 4), ("quantization", "nf4"))), 1e-5),
         (Point("llama", 2, changes=(("steps", 4), ("dtype", "float16"))), 5e-3),
+        (
+            Point("llama", 2, layout="documents", changes=(("steps", 4), ("document_mask", True))),
+            1e-5,
+        ),
     ],
     ids=str,
 )

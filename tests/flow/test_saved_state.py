@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Literal
 
 import pytest
 from safetensors import safe_open
@@ -118,6 +119,37 @@ def test_a_run_split_again_over_fewer_stages_and_back_keeps_its_losses(
     assert list(losses(back)) == [7, 8]
 
 
+def test_a_tied_model_that_is_trained_whole_goes_on_with_the_same_bits_and_splits_again(
+    workers: Workers, ground: Ground, leader: LeaderTwin, tmp_path: Path
+) -> None:
+    made = ground.case(Point("llama", 3, method="full"))
+    leader.models["local/llama"] = ground.model("llama")
+    leader.tokens = ground.cache / "tokens"
+    settings = made.settings.model_copy(update={"steps": 6, "snapshot_every_steps": 3})
+    case = replace(made, settings=settings, leader_url=leader.url)
+    cuts = even_cuts(case.num_layers, 3)
+    whole = run_to_end(workers, case, 3)
+    # The table is saved once, by the first stage that owns it, with its moments.
+    holders = []
+    for stage in range(3):
+        path = tmp_path / f"{stage}.safetensors"
+        path.write_bytes(saved(leader, 1, 3, stage))
+        check_saved(path, case.orders(cuts)[stage], 3)
+        with safe_open(path, framework="pt") as opened:
+            names = [name for name in opened.keys() if "embed_tokens" in name or "lm_head" in name]  # noqa: SIM118
+        holders += [stage] * len(names)
+    assert holders == [0] * 4
+
+    rest = run_to_end(workers, going_on(case, leader, cuts), 3)
+    assert list(losses(rest)) == [4, 5, 6]
+    assert losses(rest).items() <= losses(whole).items()
+    assert trained(rest) == trained(whole)
+
+    fewer = run_to_end(workers, going_on(case, leader, cuts), 2)
+    for step, loss in losses(fewer).items():
+        assert loss == pytest.approx(losses(whole)[step], abs=1e-5)
+
+
 def test_a_leader_that_is_full_or_away_for_a_while_costs_no_step(
     workers: Workers, case: Case, leader: LeaderTwin
 ) -> None:
@@ -142,7 +174,7 @@ def test_a_file_of_another_step_is_refused_before_the_first_step(
     assert "another job or step" in failure.message
 
 
-def test_a_run_with_a_rotation_goes_on_bit_for_bit_and_calibrates_a_new_boundary_when_split_again(
+def test_a_run_with_a_rotation_goes_on_bit_for_bit_without_calibrating_again(
     workers: Workers, case: Case, leader: LeaderTwin, tmp_path: Path
 ) -> None:
     rotation = CompressionSettings(kind="rotation", bits=4)
@@ -158,10 +190,39 @@ def test_a_run_with_a_rotation_goes_on_bit_for_bit_and_calibrates_a_new_boundary
     assert trained(rest) == trained(whole)
     assert not calibrations(rest)
 
-    split_again = run_to_end(workers, going_on(case, leader, cuts), 3)
-    assert len(calibrations(split_again)) == 3
-    for step, loss in losses(split_again).items():
-        assert loss == pytest.approx(losses(whole)[step], abs=0.05)
+
+def test_a_run_with_a_rotation_is_split_over_fewer_stages_and_back_with_new_boundaries(
+    workers: Workers, case: Case, leader: LeaderTwin
+) -> None:
+    rotation = CompressionSettings(kind="rotation", bits=4)
+    case = replace(case, settings=case.settings.model_copy(update={"compression": rotation}))
+    whole = run_to_end(workers, case, 3)
+    fewer = run_to_end(workers, going_on(case, leader, even_cuts(case.num_layers, 3)), 2)
+    again = going_on(replace(case, attempt=2), leader, even_cuts(case.num_layers, 2), 6)
+    back = run_to_end(workers, again, 3)
+    # Each stage calibrates what it sends: no boundary of one split lies where one of the other does
+    assert [len(calibrations(run)) for run in (whole, fewer, back)] == [3, 2, 3]
+    assert (list(losses(fewer)), list(losses(back))) == ([4, 5, 6, 7, 8], [7, 8])
+    for run in (fewer, back):
+        for step, loss in losses(run).items():
+            assert loss == pytest.approx(losses(whole)[step], abs=0.05)
+
+
+@pytest.mark.parametrize("kind", ["fixed_int8", "fixed_int4", "learned"])
+def test_a_run_with_codes_and_adapters_goes_on_bit_for_bit(
+    workers: Workers,
+    case: Case,
+    leader: LeaderTwin,
+    kind: Literal["fixed_int8", "fixed_int4", "learned"],
+) -> None:
+    bits, dim = (4 if kind == "fixed_int4" else 8), (24 if kind == "learned" else 0)
+    codes = CompressionSettings(kind=kind, bits=bits, dim=dim)
+    case = replace(case, settings=case.settings.model_copy(update={"compression": codes}))
+    whole = run_to_end(workers, case, 2)
+    rest = run_to_end(workers, going_on(case, leader, even_cuts(case.num_layers, 2)), 2)
+    assert list(losses(rest)) == [4, 5, 6, 7, 8]
+    assert losses(rest).items() <= losses(whole).items()
+    assert trained(rest) == trained(whole)
 
 
 def test_a_bottleneck_alone_goes_on_bit_for_bit_and_is_refused_on_another_split(

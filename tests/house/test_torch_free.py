@@ -10,7 +10,7 @@ import pytest
 from tests.house.tree import ROOT
 
 TORCH_FREE_ROOMS = ("transport", "control", "mcp_server", "agents")
-TORCH_FREE_FILES = ("model_facts", "costs", "spread")
+TORCH_FREE_FILES = ("model_facts", "costs", "places", "spread")
 KIN = ("torch", "transformers", "peft", "bitsandbytes", "accelerate")
 
 # Imports every module named on the command line and prints what failed, and which kin came in.

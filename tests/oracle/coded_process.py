@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from stage_runtime.batches import Sequences, indices_of_step
+from stage_runtime.batches import Sequences
 from stage_runtime.bottleneck import Projection, components_of
 from stage_runtime.boundaries import num_calibration_batches
 from stage_runtime.checkpoint import open_checkpoint
@@ -25,11 +25,10 @@ from stage_runtime.codecs.rotation import RotationCodec
 from stage_runtime.codecs.scaled import Codec, ScaledCodec
 from stage_runtime.codecs.sizes import rotation_row_bytes
 from stage_runtime.evaluate import forward_batch
-from stage_runtime.optim import learning_rate
 from stage_runtime.process_group import make_group
 from stage_runtime.step import RunningStage, run_step
 from stage_runtime.train import LoadedRun, _assemble, _batch, _calibrate, boundary_of, load
-from tests.oracle.one_process import Reference, losses_of, plain_model
+from tests.oracle.one_process import Reference, held_out, plain_model, train_model
 from tests.oracle.stages import Case
 from transport.direct import PipelineLinks
 from transport.link import LinkName
@@ -100,55 +99,18 @@ def train(
 ) -> Reference:
     """Train as the order says, in one process, with the boundaries' codes."""
     torch.set_num_threads(1)
-    model = plain_model(folder, settings)
+    told = Reference(model=plain_model(folder, settings))
+    beside = []
     if settings.compression.kind == "learned":
-        put_squeezed(layers_of(model), boundaries)
+        put_squeezed(layers_of(told.model), boundaries)
+        beside = [weight for one in boundaries.values() for weight in one.parameters()]
     else:
-        put_boundaries(layers_of(model), boundaries)
-    told = Reference(model=model)
+        put_boundaries(layers_of(told.model), boundaries)
     rows = settings.batch_size // settings.micro_batches
-    told.base = held_out(model, sequences, settings, rows)
-    weights = [weight for weight in model.parameters() if weight.requires_grad]
-    if settings.compression.kind == "learned":
-        weights += [weight for one in boundaries.values() for weight in one.parameters()]
-    optimizer = torch.optim.AdamW(weights, lr=settings.learning_rate, eps=1e-8, weight_decay=0.0)
-    for step in range(1, settings.steps + 1):
-        model.train()
-        indices = indices_of_step(
-            settings.seed, step, settings.batch_size, sequences.file.train_sequences
-        )
-        targets = sequences.batch(indices, settings.seq_len).num_targets
-        loss_sum = 0.0
-        for first in range(0, len(indices), rows):
-            batch = sequences.batch(indices[first : first + rows], settings.seq_len)
-            total, _ = losses_of(model, batch)
-            (total / targets).backward()  # type: ignore[no-untyped-call]
-            loss_sum += float(total.detach())
-        limit = settings.max_grad_norm or float("inf")
-        told.norms.append(float(torch.nn.utils.clip_grad_norm_(weights, limit)))
-        for group in optimizer.param_groups:
-            group["lr"] = learning_rate(settings, step)
-        optimizer.step()
-        optimizer.zero_grad()
-        told.losses.append(loss_sum / targets)
-    told.trained = held_out(model, sequences, settings, rows)
+    told.base = held_out(told.model, sequences, settings, rows)
+    train_model(told, sequences, settings, rows, beside)
+    told.trained = held_out(told.model, sequences, settings, rows)
     return told
-
-
-def held_out(
-    model: Any, sequences: Sequences, settings: TrainSettings, rows: int
-) -> tuple[float, float]:
-    """(mean loss, accuracy) over the held-out sequences, in micro-batches as a run has them."""
-    model.eval()
-    total, right, count = 0.0, 0, 0
-    chosen = sequences.held_out(settings.eval_sequences)
-    chosen += [-1] * (-len(chosen) % rows)
-    with torch.no_grad():
-        for first in range(0, len(chosen), rows):
-            batch = sequences.batch(chosen[first : first + rows], settings.seq_len)
-            loss, hits = losses_of(model, batch)
-            total, right, count = total + float(loss), right + int(hits), count + batch.num_targets
-    return total / max(1, count), right / max(1, count)
 
 
 class Squeezed(torch.nn.Module):

@@ -172,6 +172,7 @@ def _conditions(folder: Path, tokens: TokenFile) -> dict[str, object]:
         "tokens": tokens.digest,
         "held_out": HELD_OUT,
         "evaluated": trained.EVALUATED,
+        "trained_in": trained.DTYPE,
     }
 
 

@@ -14,6 +14,8 @@ from transport.reports import Evaluated, StageDone
 ATTENTION = ["q_proj", "k_proj", "v_proj", "o_proj"]
 MLP = ["gate_proj", "up_proj", "down_proj"]
 EVALUATED = 32
+DTYPE = "bfloat16"
+"""Of the frozen base, as a job on such cards has it; what crosses without codes has 16 bits."""
 
 
 def settings_of(kind: Kind, hidden: int, steps: int) -> TrainSettings:
@@ -21,7 +23,7 @@ def settings_of(kind: Kind, hidden: int, steps: int) -> TrainSettings:
     targets = ATTENTION + (MLP if kind.adapts_mlp else [])
     return some_settings(
         lora=LoraSettings(rank=8, alpha=16.0, dropout=0.0, target_modules=targets),
-        steps=steps, learning_rate=2e-4, seq_len=SEQ_LEN,
+        dtype=DTYPE, steps=steps, learning_rate=2e-4, seq_len=SEQ_LEN,
         batch_size=1, micro_batches=1, warmup_steps=steps // 20, eval_sequences=EVALUATED,
         link_timeout_s=900.0, loss_chunk_tokens=256, compression=kind.settings(hidden),
     )  # fmt: skip

@@ -1,7 +1,7 @@
 """The whole grid, by command: `python -m tests.oracle.equality_table [WORD | NAME=FOLDER ...]`.
 
-Prints one line a point, then model x method (lora, full, nf4, int8) -> largest difference, and ends
-with the worst; exit code 1 when any is beyond 1e-5. Words choose models and methods. A real
+Prints one line a point, then model x way (lora, full, nf4, int8, documents) -> largest difference,
+and ends with the worst; exit code 1 when any is beyond 1e-5. Words choose models and ways. A real
 checkpoint, given as NAME=FOLDER, runs the LoRA part of the grid.
 """
 
@@ -11,7 +11,16 @@ import tempfile
 import time
 from pathlib import Path
 
-from tests.oracle.grid import TOLERANCE, Ground, Point, adopt, measure, packed_grid, whole_grid
+from tests.oracle.grid import (
+    TOLERANCE,
+    Ground,
+    Point,
+    adopt,
+    documents_grid,
+    measure,
+    packed_grid,
+    whole_grid,
+)
 from tests.oracle.stages import Workers
 
 # What a job without a learning rate gets. At 3e-3 the rounding of float32 alone grows past 1e-5 in
@@ -26,7 +35,7 @@ def main() -> int:
     real = dict(name.split("=", 1) for name in sys.argv[1:] if "=" in name)
     points = [
         point
-        for point in whole_grid() + packed_grid()
+        for point in whole_grid() + packed_grid() + documents_grid()
         if {point.model, point.way} & wanted or not (wanted or real)
     ]
     worst: dict[tuple[str, str], float] = {}

@@ -12,7 +12,7 @@ from stage_runtime.families import FAMILIES
 from tests.oracle import one_process
 from tests.oracle.checkpoints import BLOCKS, TINY, VOCAB, config_of, write_tiny_model
 from tests.oracle.stages import Case, Run, Workers, model_folder, run_to_end
-from tests.oracle.tokens import packed_text, ragged_chat, real_text
+from tests.oracle.tokens import packed_documents, packed_text, ragged_chat, real_text
 from transport.orders import LoraSettings, TokenFile, TrainSettings
 from transport.reports import Evaluated, StepDone
 
@@ -51,7 +51,9 @@ class Point:
 
     @property
     def way(self) -> str:
-        """lora, full, or the format in which the frozen weights are stored."""
+        """lora, full, the format in which the frozen weights are stored, or documents apart."""
+        if self.layout == "documents":
+            return self.layout
         return str(dict(self.changes).get("quantization", self.method))
 
     @property
@@ -105,6 +107,17 @@ def packed_grid() -> list[Point]:
     ]
 
 
+def documents_grid() -> list[Point]:
+    """Families whose documents can be kept apart, over three stages."""
+    apart = (("document_mask", True),)
+    return [
+        Point(model, 3, micro_batches, layout="documents", changes=apart)
+        for model, (kind, _) in TINY.items()
+        if FAMILIES[kind].splits_documents
+        for micro_batches in (2, 4)
+    ]
+
+
 @dataclass
 class Ground:
     """The cache folder of a session, and the references computed so far."""
@@ -137,13 +150,16 @@ class Ground:
             return real_text(self.cache, self.model(point.model), layout, seq_len=SEQ_LEN)
         if point.layout == "packed":
             return packed_text(self.cache, seq_len=SEQ_LEN, sequences=40)
+        if point.layout == "documents":
+            return packed_documents(self.cache, seq_len=SEQ_LEN, sequences=40)
         return ragged_chat(self.cache, seq_len=SEQ_LEN, rows=40)
 
     def sequences(self, point: Point) -> Sequences:
         """The same file, opened."""
         file = self.tokens(point)
         path = self.cache / "tokens" / f"{file.digest}.safetensors"
-        return open_sequences(path, file, SEQ_LEN, ADOPTED.get(point.model, VOCAB))
+        masks = bool(dict(point.changes).get("document_mask"))
+        return open_sequences(path, file, SEQ_LEN, ADOPTED.get(point.model, VOCAB), masks=masks)
 
     def settings(self, point: Point) -> TrainSettings:
         """The settings of a point."""

@@ -43,6 +43,7 @@ class Row:
         case = self.case
         again = "again" if case.recompute else "kept"
         again = f"{case.early}-early" if case.early else again
+        again += "-apart" * case.apart
         stage = f"{case.stage + 1}of{case.num_stages}"
         kind = str(case.dtype).removeprefix("torch.")
         shape = f"{case.seq_len}x{case.batch}/{case.micro_batches}"
@@ -129,6 +130,9 @@ def _places() -> Iterator[Row]:
         yield _row(
             "llama-3.1-8b", ALL_LINEAR, batch=8, micro_batches=parts, recompute=recompute, layers=4
         )
+    for stage in (0, 1, 2):
+        yield _row("qwen3-1.7b", None, stage=stage, batch=4, micro_batches=4)
+        yield _row("gemma3-1b", None, stage=stage, batch=4, recompute=True)
     yield _row("qwen3-0.6b", None, stage=0, num_stages=1, batch=8, micro_batches=8)
     yield _row("smollm2-135m", ALL_LINEAR, stage=0, num_stages=1, batch=8, micro_batches=2)
     for recompute in (False, True):
@@ -152,6 +156,20 @@ def _early() -> Iterator[Row]:
     yield _row("qwen3-14b", ALL_LINEAR, early=4, stage=2, **shape)
 
 
+def _apart() -> Iterator[Row]:
+    """A mask between the documents of a sequence, in every layer."""
+    for recompute in (False, True):
+        shape: dict[str, Any] = {"apart": True, "recompute": recompute, "seq_len": 2048, "batch": 2}
+        yield _row("qwen3-0.6b", ALL_LINEAR, **shape)
+        yield _row("llama-3.1-8b", ATTENTION, stage=0, micro_batches=2, **shape)
+        yield _row("gpt2", GPT2_ATTENTION, **(shape | {"seq_len": 1024}))
+        yield _row("gemma3-1b", ATTENTION, layers=6, **shape)
+        yield _row("gemma2-2b", ATTENTION, **shape)
+        yield _row("pythia-1.4b", NEOX_ALL, **shape)
+        yield _row("qwen3-8b", None, **(shape | {"seq_len": 512}))
+        yield _row("smollm2-135m", ATTENTION, kernel="cpu", dtype=torch.float32, **shape)
+
+
 def _fallback() -> Iterator[Row]:
     for model in ("mixtral-8x7b", "qwen3-30b-a3b", "gpt-oss-20b"):
         for seq_len in (512, 2048):
@@ -162,7 +180,7 @@ def _fallback() -> Iterator[Row]:
 
 def rows() -> list[Row]:
     """All but the experts' fallback."""
-    return [*_dense(), *_older(), *_mixtures(), *_places(), *_early()]
+    return [*_dense(), *_older(), *_mixtures(), *_places(), *_early(), *_apart()]
 
 
 def fallback_rows() -> list[Row]:
@@ -179,9 +197,7 @@ def drawn_rows(count: int, seed: int = 0) -> list[Row]:
 def _drawn(dice: random.Random) -> Row:
     model = dice.choice(sorted(MODELS))
     targets = dice.choice(_targets(model))
-    tied = bool(MODELS[model].get("tie_word_embeddings", True))
-    # A table that is trained on two stages keeps its moments on the first: not counted here.
-    stages = 1 if targets is None and tied else dice.choice([1, 2, 3])
+    stages = dice.choice([1, 2, 3])
     batch = dice.choice([1, 2, 4, 8])
     # The grouped kernel of experts takes 16 bits only.
     formats = [torch.bfloat16] * (3 if _targets(model) == [ATTENTION] else 2) + [torch.float32]

@@ -37,6 +37,8 @@ from tests.oracle.live_bytes import LiveBytes
 
 Kernel = Literal["flash", "efficient", "cpu"]
 """flash: CUDA, from Ampere on. efficient: CUDA before it, heads repeated. cpu: torch's own."""
+PIECE_VALUES = 1 << 18
+"""Float32 values of a shared table that cross at once."""
 
 
 @dataclass(frozen=True)
@@ -63,6 +65,8 @@ class Case:
     grouped: bool = True
     """Experts run in the grouped kernel; else in transformers' fallback."""
     chunk_tokens: int = 256
+    apart: bool = False
+    """Documents that share a sequence do not see each other."""
     fake: bool = True
     pefts_own: bool = False
     """peft's own adapter layers, which copy their inputs, instead of the engine's."""
@@ -116,6 +120,7 @@ def count(case: Case) -> Counted:
         with counter:
             loaded = counter.now
             held = run.step(counter)
+            stage.share_table()
             step_peak = counter.peak
             counter.peak = counter.now
             stage.optimizer.step()
@@ -128,10 +133,9 @@ def _kernels(case: Case) -> Iterator[None]:
     """Put the CUDA kernels' operators in the places of attention and of the experts' product."""
     with ExitStack() as stack:
         if case.fake:
-            # Fake positions have no values to read; real ones here are never packed.
-            stack.enter_context(
-                patch.object(masking_utils, "find_packed_sequence_indices", lambda _: None)
-            )
+            # Fake positions have no values to read.
+            packed = torch.zeros_like if case.apart else lambda _: None
+            stack.enter_context(patch.object(masking_utils, "find_packed_sequence_indices", packed))
         if case.kernel != "cpu":
             attend = _flash_or_efficient(case.kernel)
             stack.enter_context(patch.object(functional, "scaled_dot_product_attention", attend))
@@ -191,6 +195,9 @@ class OracleStage:
         self.case = case
         config = _cut_config(case)
         self.vocab, self.width = config.vocab_size, config.hidden_size
+        tied = config.tie_word_embeddings and case.targets is None
+        self.copies = tied and case.is_last and not case.is_first
+        """The head is a copy of the first stage's table: it has a gradient, and no moments."""
         if not case.is_first:
             config.vocab_size, config.pad_token_id = 1, None
         # A full fine-tune keeps float32 weights and computes in the case's format.
@@ -206,7 +213,7 @@ class OracleStage:
         self.model = model.train()
         self._wrap()
         trained = [p for p in model.parameters() if p.requires_grad]
-        if self.head is not None and case.targets is None:
+        if self.head is not None and case.targets is None and not self.copies:
             trained += [p for p in self.head.parameters() if all(p is not q for q in trained)]
         self.trained = trained
         single = case.kernel == "cpu"
@@ -290,13 +297,30 @@ class OracleStage:
         for state in self.optimizer.state.values():
             yield from (one for one in state.values() if isinstance(one, Tensor))
 
+    def share_table(self) -> None:
+        """As the engine does when a step's gradients are whole: the copy's travels to the first
+        stage in pieces, and its own place is free before the update.
+        """
+        if self.copies:
+            assert self.head is not None
+            torch.zeros(min(PIECE_VALUES, self.vocab * self.width))
+            self.head.weight.grad = None
+
     def forward(self, given: Tensor) -> Tensor:
         if self.rebuilds is not None:
             self.rebuilds.begin_micro_batch()
         key = "input_ids" if self.case.is_first else "inputs_embeds"
         with torch.autocast("cpu", self.case.dtype) if self.autocast else nullcontext():
-            out: Tensor = self.model(**{key: given}, use_cache=False).last_hidden_state
+            out: Tensor = self.model(
+                **{key: given}, **self._positions(), use_cache=False
+            ).last_hidden_state
         return out.to(self.case.dtype)
+
+    def _positions(self) -> dict[str, Tensor]:
+        if not self.case.apart:
+            return {}
+        halves = torch.arange(self.case.seq_len) % (self.case.seq_len // 2)
+        return {"position_ids": halves.expand(self.case.rows, -1).contiguous()}
 
     def loss(self, hidden_BTD: Tensor, labels_BT: Tensor) -> Tensor:
         """As StageLoss does, but that every position has a target: shapes then need no data."""

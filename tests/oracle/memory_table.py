@@ -12,8 +12,9 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from stage_runtime.costs import CardPlace, Device, Price, Prices
+from stage_runtime.costs import Prices
 from stage_runtime.model_facts import facts_from_config
+from stage_runtime.places import CardPlace, Device, Price
 from tests.oracle.memory_grid import Row, drawn_rows, fallback_rows, rows
 from tests.oracle.memory_oracle import Case
 from transport.orders import LoraSettings, TrainSettings
@@ -58,6 +59,7 @@ def settings_of(case: Case) -> TrainSettings:
         clip="pipeline",
         recompute=case.recompute,
         early_recompute=case.early,
+        document_mask=case.apart,
         seed=0,
         link_timeout_s=600.0,
         eval_every_steps=0,

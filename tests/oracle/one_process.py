@@ -2,6 +2,7 @@
 but the choice of sequences and the adapters' first values."""
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from transformers import AutoModelForCausalLM, BitsAndBytesConfig
 from transformers.pytorch_utils import Conv1D
 
 from stage_runtime.adapters import _first_values
-from stage_runtime.batches import Batch, Sequences, indices_of_step
+from stage_runtime.batches import Batch, Sequences, documents_of, indices_of_step
 from stage_runtime.families import FAMILIES
 from stage_runtime.optim import learning_rate
 from stage_runtime.stage import DTYPES, Moment
@@ -80,11 +81,12 @@ def draw(model: Any, moment: Moment) -> None:
             module.seed = moment.dropout_seed(int(found[1]), found[2])
 
 
-def parts_of(indices: list[int], settings: TrainSettings) -> list[list[int]]:
-    """The batch whole, or its micro-batches where dropout tells them apart."""
+def rows_of(settings: TrainSettings) -> int:
+    """Sequences at once in a step: the batch whole, or its micro-batches where dropout tells them
+    apart.
+    """
     drops = settings.lora is not None and settings.lora.dropout > 0
-    rows = settings.batch_size // settings.micro_batches if drops else settings.batch_size
-    return [indices[first : first + rows] for first in range(0, len(indices), rows)]
+    return settings.batch_size // (settings.micro_batches if drops else 1)
 
 
 def _quantization(settings: TrainSettings) -> BitsAndBytesConfig | None:
@@ -128,8 +130,13 @@ def losses_of(model: Any, batch: Batch) -> tuple[Tensor, Tensor]:
     """(sum of cross entropies over supervised targets, how many guesses were right).
 
     Summed in float64: over SmolLM2's 49,152 words torch's float32 cross entropy is itself 5e-6
-    off the truth, ours 8e-7.
+    off the truth, ours 8e-7. Documents that must not see each other run alone, one by one.
     """
+    if batch.positions is not None:
+        told = [losses_of(model, one) for one in documents_of(batch)]
+        return sum((one for one, _ in told), torch.zeros(())), sum(
+            (right for _, right in told), torch.zeros((), dtype=torch.int64)
+        )
     logits = model(input_ids=batch.tokens, use_cache=False).logits.double()
     targets = batch.targets.reshape(-1)
     flat = logits.reshape(-1, logits.shape[-1])
@@ -138,13 +145,17 @@ def losses_of(model: Any, batch: Batch) -> tuple[Tensor, Tensor]:
     return total, right
 
 
-def held_out(model: Any, sequences: Sequences, settings: TrainSettings) -> tuple[float, float]:
-    """(mean loss, accuracy) over the held-out sequences, one after another."""
+def held_out(
+    model: Any, sequences: Sequences, settings: TrainSettings, rows: int = 1
+) -> tuple[float, float]:
+    """(mean loss, accuracy) over the held-out sequences, so many at once."""
     model.eval()
     total, right, count = 0.0, 0, 0
+    chosen = sequences.held_out(settings.eval_sequences)
+    chosen += [-1] * (-len(chosen) % rows)
     with torch.no_grad():
-        for index in sequences.held_out(settings.eval_sequences):
-            batch = sequences.batch([index], settings.seq_len)
+        for first in range(0, len(chosen), rows):
+            batch = sequences.batch(chosen[first : first + rows], settings.seq_len)
             loss, hits = losses_of(model, batch)
             total, right, count = total + float(loss), right + int(hits), count + batch.num_targets
     return total / max(1, count), right / max(1, count)
@@ -155,11 +166,28 @@ def train(
 ) -> Reference:
     """Train as the order says, in one process."""
     torch.set_num_threads(1)
-    model = plain_model(folder, settings)
-    told = Reference(model=model)
+    told = Reference(model=plain_model(folder, settings))
     if evaluate:
-        told.base = held_out(model, sequences, settings)
-    weights = [weight for weight in model.parameters() if weight.requires_grad]
+        told.base = held_out(told.model, sequences, settings)
+    train_model(told, sequences, settings, rows_of(settings))
+    if evaluate:
+        told.trained = held_out(told.model, sequences, settings)
+    return told
+
+
+def train_model(
+    told: Reference,
+    sequences: Sequences,
+    settings: TrainSettings,
+    rows: int,
+    beside: Sequence[torch.nn.Parameter] = (),
+) -> None:
+    """Train a model with what trains beside it, and note losses and norms.
+
+    rows: sequences that are computed at once.
+    """
+    model = told.model
+    weights = [*(weight for weight in model.parameters() if weight.requires_grad), *beside]
     optimizer = torch.optim.AdamW(weights, lr=settings.learning_rate, eps=1e-8, weight_decay=0.0)
     for step in range(1, settings.steps + 1):
         model.train()
@@ -169,9 +197,10 @@ def train(
         targets = sequences.batch(indices, settings.seq_len).num_targets
         assert targets, "the reference has no answer for a step without targets"
         loss_sum = 0.0
-        for part, chosen in enumerate(parts_of(indices, settings)):
+        for part, first in enumerate(range(0, len(indices), rows)):
             draw(model, Moment(settings.seed, step, part))
-            total, _ = losses_of(model, sequences.batch(chosen, settings.seq_len))
+            batch = sequences.batch(indices[first : first + rows], settings.seq_len)
+            total, _ = losses_of(model, batch)
             (total / targets).backward()  # type: ignore[no-untyped-call]
             loss_sum += float(total.detach())
         limit = settings.max_grad_norm or float("inf")
@@ -181,6 +210,3 @@ def train(
         optimizer.step()
         optimizer.zero_grad()
         told.losses.append(loss_sum / targets)
-    if evaluate:
-        told.trained = held_out(model, sequences, settings)
-    return told

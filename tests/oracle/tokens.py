@@ -72,6 +72,27 @@ def packed_text(cache: Path, *, seq_len: int, sequences: int, held_out: int = 3)
     )
 
 
+def packed_documents(cache: Path, *, seq_len: int, sequences: int, held_out: int = 3) -> TokenFile:
+    """Documents of unlike lengths, some longer than a sequence, packed; a document's first token is
+    no target, as nothing of it stands before it."""
+    random = np.random.default_rng(7)
+    words = [random.integers(97, 123, size=random.integers(2, 7)) for _ in range(12)]
+    rows: list[Ids] = []
+    while sum(map(len, rows)) < seq_len * sequences:
+        count = int(random.integers(1, 9))
+        rows.append(np.concatenate([words[random.integers(0, 12)] for _ in range(count)]))
+    masks = [np.minimum(np.arange(len(row)), 1) for row in rows]
+    return write_token_file(
+        cache,
+        layout="packed",
+        rows=rows,
+        supervised=masks,
+        seq_len=seq_len,
+        held_out=held_out,
+        pad=256,
+    )
+
+
 def ragged_chat(cache: Path, *, seq_len: int, rows: int, held_out: int = 3) -> TokenFile:
     """Rows of unlike lengths, answers supervised; a quarter of the rows has no supervised token, so
     that micro-batches are empty now and then, and no whole step is. Some rows are longer than

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from agents.fellow.reconcile import Connect, Key, Seen, Start, Stop, key_of, reconcile
-from tests.simulation.network import Away, Way
+from tests.simulation.network import BEAT_GIVE_UP_S, Away, Way
 from tests.simulation.virtual_time import passed
 from transport.cards import PROTOCOL, CardReport, Heartbeat, MachineReport, StageStatus
 from transport.errors import SwarmError
@@ -19,7 +19,7 @@ from transport.reports import Numbered, Report, ReportBatch, StageFailed
 
 if TYPE_CHECKING:
     from tests.simulation.stage import Stage
-    from tests.simulation.world import World
+    from tests.simulation.world import Door, World
 
 GB = 10**9
 HEARTBEAT_S = 5.0
@@ -39,6 +39,32 @@ class Disk:
     """Stages that were ever started; True once their end was reported."""
 
 
+def _parts(fellow_id: str, free_bytes: int) -> tuple[MachineReport, list[CardReport]]:
+    """What every heartbeat of a machine says alike."""
+    machine = MachineReport(
+        hostname=f"host-{fellow_id}",
+        system="Linux",
+        cores=2,
+        memory_bytes=8 * GB,
+        memory_free_bytes=4 * GB,
+        disk_free_bytes=100 * GB,
+        version="0.1.0",
+        features=["stage", "lora", "full"],
+        listen_address="127.0.0.1",
+    )
+    card = CardReport(
+        index=0,
+        kind="cpu",
+        name="CPU",
+        uuid=f"cpu-{fellow_id}",
+        total_bytes=free_bytes,
+        free_bytes=free_bytes,
+        threads=1,
+        number_formats=["float32"],
+    )
+    return machine, [card]
+
+
 class Machine:
     """One machine with one card."""
 
@@ -52,6 +78,8 @@ class Machine:
         self.thawed = asyncio.Event()
         self.thawed.set()
         self.is_up = False
+        self.starts = 0
+        self._machine, self._cards = _parts(fellow_id, free_bytes)
         self._tasks: list[asyncio.Task[None]] = []
         self._desired: list[StageAssignment] = []
         self._revision = 0
@@ -64,6 +92,7 @@ class Machine:
     def start(self) -> None:
         """Start the daemon."""
         self.is_up = True
+        self.starts += 1
         self._revision, self._desired = 0, []
         for key, is_over in list(self.disk.over.items()):
             if not is_over:
@@ -133,29 +162,8 @@ class Machine:
         return Heartbeat(
             protocol=PROTOCOL,
             fellow_id=self.fellow_id,
-            machine=MachineReport(
-                hostname=f"host-{self.fellow_id}",
-                system="Linux",
-                cores=2,
-                memory_bytes=8 * GB,
-                memory_free_bytes=4 * GB,
-                disk_free_bytes=100 * GB,
-                version="0.1.0",
-                features=["stage", "lora", "full"],
-                listen_address="127.0.0.1",
-            ),
-            cards=[
-                CardReport(
-                    index=0,
-                    kind="cpu",
-                    name="CPU",
-                    uuid=f"cpu-{self.fellow_id}",
-                    total_bytes=self.free_bytes,
-                    free_bytes=self.free_bytes,
-                    threads=1,
-                    number_formats=["float32"],
-                )
-            ],
+            machine=self._machine,
+            cards=self._cards,
             stages=[
                 StageStatus(
                     job_id=key.job_id,
@@ -177,7 +185,7 @@ class Machine:
             pause_s = HEARTBEAT_S
             try:
                 asked_at = self.world.clock.monotonic()
-                self._take(await self.way.ask(self._one_beat), asked_at)
+                self._take(await self.way.ask(self._one_beat, BEAT_GIVE_UP_S), asked_at)
             except (Away, SwarmError):
                 pause_s = RETRY_S
             try:
@@ -206,7 +214,7 @@ class Machine:
             )
             try:
                 taken = await self.way.ask(
-                    lambda told=batch: self.world.door.reports(self.fellow_id, told)  # type: ignore[misc]
+                    lambda told=batch: self._speak().reports(self.fellow_id, told)  # type: ignore[misc]
                 )
             except (Away, SwarmError):
                 await passed(RETRY_S)
@@ -219,11 +227,16 @@ class Machine:
         self.disk.acknowledged = max(self.disk.acknowledged, number)
         self.disk.spool = [one for one in self.disk.spool if one.sequence > number]
 
+    def _speak(self) -> "Door":
+        """The leader's door, once it has let in this start of the daemon."""
+        self.world.door.admit(self.fellow_id, f"{self.starts:016x}")
+        return self.world.door
+
     async def _one_beat(self) -> DesiredState:
-        return await self.world.door.heartbeat(self.fellow_id, self.beat())
+        return await self._speak().heartbeat(self.fellow_id, self.beat())
 
     async def _held(self) -> DesiredState:
-        return await self.world.door.orders(self.fellow_id, self._revision)
+        return await self._speak().orders(self.fellow_id, self._revision)
 
     def _take(self, state: DesiredState, asked_at: float) -> None:
         """Take the leader's word, unless a newer one came while this was on its way."""

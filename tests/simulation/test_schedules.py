@@ -14,7 +14,7 @@ from control.jobs import intake, lifecycle
 from tests.simulation.run import Ran, run_schedule, start
 from tests.simulation.watch import Broken
 
-SCHEDULES, PARTS = 1000, 5
+SCHEDULES, PARTS = 1000, 10
 Start = tuple[Path, list[str]]
 
 

@@ -77,6 +77,13 @@ async def passed(seconds: float) -> None:
         timer.cancel()
 
 
+class NextRound:
+    """Awaited: goes on in the loop's next round, without a timer."""
+
+    def __await__(self) -> Generator[None, None, None]:
+        yield
+
+
 class LoopClock:
     """The leader's clock on a virtual loop. A machine's clock may be wrong by `off_s`."""
 
@@ -110,7 +117,7 @@ class InlineConnection:
         self.is_crashed = False
 
     def __await__(self) -> Generator[Any, None, "InlineConnection"]:
-        yield from passed(0).__await__()
+        yield
         self._tx = self._connector()
         # Nothing here loses power: commits need not reach a disk, only the file.
         self._tx.execute("PRAGMA synchronous=OFF")
@@ -119,7 +126,7 @@ class InlineConnection:
 
     async def visit(self, run: Callable[[sqlite3.Connection], T]) -> T:
         """Run a closure, as the thread would between two rounds of the loop."""
-        await passed(0)
+        await NextRound()
         if self.is_crashed or self._tx is None:
             raise sqlite3.OperationalError("the leader was killed")
         return run(self._tx)

@@ -90,6 +90,12 @@ class Door:
             raise Away
         return told
 
+    def admit(self, fellow_id: str, life: str) -> None:
+        """What every request names."""
+        if not self.is_open:
+            raise Away
+        self.leader.admit(fellow_id, life)
+
     async def heartbeat(self, fellow_id: str, beat: Heartbeat) -> DesiredState:
         """POST /fellow/v1/heartbeat."""
         if not self.is_open:

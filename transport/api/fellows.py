@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from transport.api.operation import Answer, Ask, Change, Operation
-from transport.cards import Holder, PathKind, Speed, StageStatus
+from transport.cards import CardLoad, Holder, PathKind, Speed, StageStatus
 from transport.ids import CardId, FellowId, PoolName
 from transport.schema import Model
 
@@ -32,6 +32,10 @@ class FellowRow(Model):
     card_names: list[str]
     card_used_bytes: int | None
     card_total_bytes: int | None
+    card_peak_bytes: int | None = None
+    """Peaks of its cards between its last two reports, added up."""
+    busy_peak: float | None = None
+    """The highest of its cards' peaks, 0 to 1."""
     sent_bytes_s: float | None
     """To leader and neighbours, over the last heartbeat interval; null before the second
     heartbeat.
@@ -64,6 +68,8 @@ class ShownCard(Model):
     number_formats: list[str]
     holders: list[Holder]
     speeds: list[Speed]
+    load: CardLoad | None = None
+    """Least, mean and most of the samples between its last two reports; null: none yet."""
 
 
 class MeasuredLink(Model):

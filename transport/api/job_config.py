@@ -118,6 +118,8 @@ class TrainConfig(Model):
     """Keep only each block's input and run the block again in backward. Unset: on only when the
     job fits only with it.
     """
+    document_mask: bool = False
+    """Documents that share a sequence do not see each other."""
     max_grad_norm: Annotated[float, Field(ge=0, le=1e6)] = 1.0
     """Gradients are clipped to this norm; 0 turns it off."""
     clip: Literal["pipeline", "stage"] = "pipeline"

@@ -42,6 +42,10 @@ class ClusterView(Answer):
     card_used_bytes: int | None
     """Over online fellows' cards; null when no card is online."""
     card_total_bytes: int | None
+    card_peak_bytes: int | None = None
+    """Peaks of these cards between the last two reports, added up; null: not sampled."""
+    busy_peak: float | None = None
+    """The highest of their peaks, 0 to 1."""
     step: int | None
     """The highest step any active job has reported."""
     step_s: float | None

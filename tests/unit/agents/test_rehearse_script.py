@@ -39,10 +39,20 @@ def test_every_script_that_comes_with_swarm_is_read(name: str) -> None:
         (a_script(job={"model": {"id": "local:x"}}), "no model"),
         (trouble(do="kill", what="way", fellow="ada"), "kill is for"),
         (trouble(do="kill", what="worker"), "name a fellow"),
-        (trouble(do="kill", what="leader", fellow="ada"), "name a fellow"),
+        (trouble(do="kill", what="leader", fellow="ada"), "name no fellow"),
         (trouble(do="kill", what="worker", fellow="eve"), "no fellow is called eve"),
         (trouble(do="freeze", what="worker", fellow="ada"), "needs for_s"),
         (trouble(do="slow", what="way", fellow="ada", for_s=1), "needs delay_ms"),
+        (trouble(do="slow", what="link", fellow="ada", for_s=1), "needs delay_ms or mbit"),
+        (trouble(do="kill", what="link", fellow="ada"), "kill is for"),
+        (trouble(do="kill", what="relay", fellow="ada"), "name no fellow"),
+        (trouble(do="fill", what="disk", fellow="ada"), "give it a disk_mb"),
+        (trouble(do="fill", what="disk"), "give it a disk_mb"),
+        (
+            trouble(do="restart", what="leader") | {"leader": {"disk_mb": 64}},
+            "a disk of its own goes with its process",
+        ),
+        (a_script(fellows=[{"name": "ada", "card": {"name": "RTX 9999"}}]), "no known card"),
         (trouble(do="cut", what="way", fellow="ada", for_s=1, delay_ms=1), "needs delay_ms"),
         (trouble(at={"step": 1, "s": 1}, do="kill", what="leader"), "either step or s"),
         (trouble(at={}, do="kill", what="leader"), "either step or s"),
@@ -65,6 +75,49 @@ def test_a_file_that_is_no_script_says_what_it_is(tmp_path: Path) -> None:
         with pytest.raises(SwarmError) as refusal:
             read_script(file)
         assert refusal.value.code == "invalid-input"
+
+
+def test_a_refusal_names_the_lines_of_what_is_wrong(tmp_path: Path) -> None:
+    file = tmp_path / "wrong.yaml"
+    file.write_text(
+        "version: 1\n"
+        "fellows:\n"
+        "  - {name: ada}\n"
+        "  - name: bob\n"
+        "    crad: cuda\n"
+        "job: {}\n"
+        "troubles:\n"
+        "  - {at: {step: 1}, do: kill, what: worker, fellow: ada}\n"
+        "  - at: {step: 1}\n"
+        "    do: kick\n"
+        "    what: leader\n"
+        "expect: {state: done}\n",
+        "utf-8",
+    )
+    with pytest.raises(SwarmError) as refusal:
+        read_script(file)
+    assert refusal.value.code == "invalid-input"
+    for words in (
+        "wrong.yaml, line 5: fellows/1/crad: there is no such argument; did you mean 'card'?",
+        "wrong.yaml, line 10: troubles/1/do: ",
+        "wrong.yaml, line 12: expect/state: ",
+    ):
+        assert words in refusal.value.message
+
+
+def test_a_known_card_has_the_memory_of_its_datasheet_unless_told() -> None:
+    told = parse(
+        Script,
+        a_script(
+            fellows=[
+                {"name": "ada", "card": {"name": "RTX 3060"}},
+                {"name": "bob", "card": {"name": "RTX 3060", "memory_gb": 0.5}},
+                {"name": "eve", "card": "cpu:300MB:1"},
+            ]
+        ),
+    )
+    specs = [fellow.card_spec for fellow in told.fellows]
+    assert specs == ["cpu:12880MB:1:RTX 3060", "cpu:500MB:1:RTX 3060", "cpu:300MB:1"]
 
 
 def test_a_script_written_out_again_is_the_same(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from agents.rehearse.ways import LOOPBACK, Ways
+from agents.rehearse.ways import LOOPBACK, Shape, Ways
 
 WAIT_S = 5.0
 
@@ -46,7 +46,7 @@ def asked(client: socket.socket, words: bytes) -> bytes:
 
 
 def test_what_goes_in_comes_out_and_takes_its_delay(ways: Ways, echo: int) -> None:
-    way = ways.open("ada", echo, 0.05)
+    way = ways.open("ada", echo, Shape(0.05))
     with socket.create_connection((LOOPBACK, way.port), timeout=WAIT_S) as client:
         began = time.monotonic()
         assert asked(client, b"hello") == b"hello"
@@ -54,7 +54,7 @@ def test_what_goes_in_comes_out_and_takes_its_delay(ways: Ways, echo: int) -> No
 
 
 def test_a_cut_way_keeps_its_connection_and_what_was_sent(ways: Ways, echo: int) -> None:
-    way = ways.open("ada", echo, 0.0)
+    way = ways.open("ada", echo, Shape())
     with socket.create_connection((LOOPBACK, way.port), timeout=WAIT_S) as client:
         assert asked(client, b"before") == b"before"
         ways.cut("ada", is_cut=True)
@@ -67,7 +67,7 @@ def test_a_cut_way_keeps_its_connection_and_what_was_sent(ways: Ways, echo: int)
 
 
 def test_who_hangs_up_is_hung_up_on(ways: Ways, echo: int) -> None:
-    way = ways.open("ada", echo, 0.0)
+    way = ways.open("ada", echo, Shape())
     with socket.create_connection((LOOPBACK, way.port), timeout=WAIT_S) as client:
         client.sendall(b"last words")
         client.shutdown(socket.SHUT_WR)
@@ -75,3 +75,41 @@ def test_who_hangs_up_is_hung_up_on(ways: Ways, echo: int) -> None:
         while block := client.recv(65536):
             told += block
     assert told == b"last words"
+
+
+def test_a_narrow_way_takes_its_time_for_what_goes_through(ways: Ways, echo: int) -> None:
+    way = ways.open("ada", echo, Shape(bytes_s=1e6))
+    with socket.create_connection((LOOPBACK, way.port), timeout=WAIT_S) as client:
+        began = time.monotonic()
+        client.sendall(bytes(300_000))
+        left = 300_000
+        while left:
+            left -= len(client.recv(65536))
+        assert time.monotonic() - began >= 0.3
+
+
+def test_a_delay_does_not_narrow_a_way(ways: Ways, echo: int) -> None:
+    way = ways.open("ada", echo, Shape(0.1))
+    with socket.create_connection((LOOPBACK, way.port), timeout=WAIT_S) as client:
+        began = time.monotonic()
+        client.sendall(bytes(1_000_000))
+        left = 1_000_000
+        while left:
+            left -= len(client.recv(65536))
+        # 62 blocks: a wait for each of them one after another would be over 12 s.
+        assert 0.2 <= time.monotonic() - began < 3
+
+
+def test_a_way_that_hangs_up_breaks_what_stands_and_takes_new_connections(
+    ways: Ways, echo: int
+) -> None:
+    way = ways.open("ada", echo, Shape())
+    with socket.create_connection((LOOPBACK, way.port), timeout=WAIT_S) as client:
+        assert asked(client, b"before") == b"before"
+        ways.hang_up("ada")
+        try:
+            assert client.recv(10) == b""
+        except ConnectionError:
+            pass
+    with socket.create_connection((LOOPBACK, way.port), timeout=WAIT_S) as client:
+        assert asked(client, b"after") == b"after"

@@ -10,6 +10,7 @@ import pytest
 from control.jobs.results import StageKey
 from mcp_server import fellow_api
 from tests.unit.mcp_server.twin import (
+    COPY,
     CREDENTIAL,
     FELLOW,
     IDLE,
@@ -20,6 +21,7 @@ from tests.unit.mcp_server.twin import (
     until,
 )
 from transport.cards import Heartbeat, MachineReport
+from transport.lives import LIFE_HEADER, TWO_DAEMONS
 from transport.orders import DesiredState
 from transport.reports import JoinAsk, ReportBatch
 
@@ -182,3 +184,23 @@ async def test_a_held_request_ends_at_once_when_its_sender_hangs_up(house: House
         await until(lambda: house.twin.held == 1)
         asking.cancel()
         await until(lambda: house.twin.held == 0)
+
+
+async def test_a_second_daemon_with_the_same_credential_is_refused_at_every_route(
+    house: House,
+) -> None:
+    batch = sample(ReportBatch, protocol=1, fellow_id=FELLOW)
+    async with house.client(CREDENTIAL, **{LIFE_HEADER: COPY}) as client:
+        told = [
+            await client.post("/fellow/v1/heartbeat", json=beat()),
+            await client.get("/fellow/v1/orders?since=2"),
+            await client.post("/fellow/v1/reports", json=batch),
+        ]
+    assert {one.status_code for one in told} == {409}
+    assert {one.json()["facts"]["reason"] for one in told} == {TWO_DAEMONS}
+    assert (house.twin.beats, house.twin.batches) == ([], [])
+
+
+async def test_a_life_that_is_no_life_is_taken_for_none(house: House) -> None:
+    async with house.client(CREDENTIAL, **{LIFE_HEADER: "c" * 99}) as client:
+        assert (await client.post("/fellow/v1/heartbeat", json=beat())).status_code == 200

@@ -37,6 +37,8 @@ SECRETS = {
 }
 CREDENTIAL = "swn_" + "a" * 40
 FELLOW = "f-aaaaaaaa"
+COPY = "c" * 16
+"""The life of a daemon that runs beside the right one."""
 INVITE = "swi_" + "b" * 40
 IDLE = DesiredState(protocol=1, revision=3, stages=[], measure=None, reports_committed=0)
 
@@ -137,6 +139,10 @@ class Twin:
 
     async def fellow(self, credential: str) -> str | None:
         return FELLOW if credential == CREDENTIAL else None
+
+    async def admit(self, fellow_id: str, life: str) -> None:
+        if life == COPY:
+            raise SwarmError("conflict", "a copy", facts={"reason": "two-daemons"})
 
     async def join(self, ask: JoinAsk) -> Joined:
         if ask.invite != INVITE:

@@ -10,7 +10,7 @@ from torch.nn import functional
 from torch.nn.attention import SDPBackend
 
 from stage_runtime.attention import Call, attend, choose
-from stage_runtime.costs import Device
+from stage_runtime.places import Device
 from transport.errors import SwarmError
 
 AMPERE = Call("cuda", (8, 6), torch.bfloat16, 128, has_mask=False)

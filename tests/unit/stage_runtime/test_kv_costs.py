@@ -7,9 +7,9 @@ from hypothesis import strategies as st
 from transformers import AutoConfig, AutoModel
 from transformers.cache_utils import DynamicCache
 
-from stage_runtime.costs import CardPlace, Device
 from stage_runtime.kv_costs import ServePrices, ServeShape, kept_tokens, token_bytes
 from stage_runtime.model_facts import facts_from_config
+from stage_runtime.places import CardPlace, Device
 from tests.oracle.memory_models import MODELS
 from tests.unit.stage_runtime.small_models import CONFIGS
 

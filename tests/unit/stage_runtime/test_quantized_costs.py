@@ -9,8 +9,9 @@ from bitsandbytes.nn.parametrize import replace_parameter_4bit
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModel
 
-from stage_runtime.costs import CardPlace, Device, Price, Prices
+from stage_runtime.costs import Prices
 from stage_runtime.model_facts import Linear, facts_from_config
+from stage_runtime.places import CardPlace, Device, Price
 from stage_runtime.quantized_costs import StoredWeights
 from tests.oracle.live_bytes import LiveBytes
 from tests.oracle.memory_models import MODELS

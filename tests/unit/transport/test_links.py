@@ -2,6 +2,7 @@
 
 import random
 import socket
+import threading
 from collections import deque
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -314,6 +315,24 @@ def test_a_frame_larger_than_the_plan_lets_cross_ends_the_connection_unread() ->
     assert ends.far.counts.received_bytes < 2_000
     near.close(0)
     far.close(0)
+
+
+def test_a_port_of_the_owner_s_choice_is_waited_for_and_announced_as_told() -> None:
+    """A worker of the attempt before may hold it still."""
+    with socket.create_server(("127.0.0.1", 0)) as held:
+        port = held.getsockname()[1]
+        release = threading.Timer(0.3, held.close)
+        release.start()
+        options = LinkOptions(listen_port=port, announced=["tcp://203.0.113.5:7500"])
+        links = PipelineLinks.open(LinkName(JOB, 1, 1, 1), 2, "127.0.0.1", options)
+        release.join()
+    try:
+        assert links.endpoint.endpoints == ["tcp://203.0.113.5:7500"]
+        links.connect(Links(previous=neighbour(0, links), next=None), max_frame_bytes=10_000)
+        with socket.create_connection(("127.0.0.1", port), timeout=5):
+            pass
+    finally:
+        links.close(0)
 
 
 def test_a_neighbour_that_is_let_in_late_is_reached_all_the_same() -> None:

@@ -5,12 +5,12 @@ from typing import Any
 import pytest
 
 from control.planning.inventory import fellows_in, model_in
-from control.planning.known_cards import KNOWN
 from control.planning.known_models import CONFIGS
 from stage_runtime.model_facts import facts_from_config
 from tests.unit.control.planning.papers import a_model_job, machine, on_paper
 from transport.api.inventory import InventoryFile
 from transport.errors import SwarmError
+from transport.known_cards import KNOWN
 from transport.schema import parse
 
 SMALL = "Qwen/Qwen3-0.6B"

@@ -6,7 +6,8 @@ import pytest
 
 from control.planning import auto
 from control.planning.price_book import PriceBook
-from stage_runtime.costs import CardPlace, Device, Prices
+from stage_runtime.costs import Prices
+from stage_runtime.places import CardPlace, Device
 from tests.unit.control.planning.pools import SMOLLM2, a_job, a_model
 
 GEMMA = {

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from control.planning.usable import FellowNow, Wanted, examine
-from stage_runtime.costs import Device
+from stage_runtime.places import Device
 from tests.unit.control.planning.pools import GB, a_card, a_fellow
 from transport.cards import Holder
 from transport.errors import SwarmError
