@@ -135,6 +135,9 @@ def _chosen_split(ask: Ask, found: Found, settings: TrainSettings, terms: Terms)
     return [Chosen(setting="split", value=made.counts, reason=why)]
 
 
+FEW = "not enough fellows even with it"
+
+
 def waiting_plan(ask: Ask, cards: Sequence[Card], left_out: LeftOut, reason: str) -> Plan:
     view = PlanView(
         summary=f"This run would wait: {reason}.",
@@ -146,10 +149,7 @@ def waiting_plan(ask: Ask, cards: Sequence[Card], left_out: LeftOut, reason: str
         layout=Layout(stages=[], limit="", idle_share=None, step_s=None, step_is="unknown"),
         settings=None,
         chosen=[],
-        cards=[
-            planned_card(c, None, c.reason or left_out.reasons.get(c.id, "too few fellows with it"))
-            for c in cards
-        ],
+        cards=[planned_card(c, None, c.reason or left_out.reasons.get(c.id, FEW)) for c in cards],
         data=ask.data,
         config=ask.config,
     )
