@@ -18,9 +18,6 @@ from transport.api.plans import Chosen, Offer, PlannedCard, PlanView
 from transport.api.serving import ServePlanView
 from transport.units import human_bytes, human_seconds
 
-SHOWN_GAP = 1.005
-"""A step that is so much longer than its bound is told with it."""
-
 
 def plan_text(plan: PlanView) -> RenderableType:
     """A plan: who does what, who is left out and why, what was chosen, and the line that limits."""
@@ -60,10 +57,7 @@ def _step(plan: PlanView) -> str:
     """The predicted step, and the share of it that a fellow waits."""
     layout = plan.layout
     waits = "" if layout.idle_share is None else f", idle share {100 * layout.idle_share:.0f}%"
-    told = f"{human_seconds(layout.step_s)} ({layout.step_is}){waits}"
-    if layout.step_s and layout.bound_s and layout.step_s > SHOWN_GAP * layout.bound_s:
-        told += f"; no order of these fellows takes less than {human_seconds(layout.bound_s)}"
-    return told
+    return f"{human_seconds(layout.step_s)} ({layout.step_is}){waits}"
 
 
 def _offer(one: Offer) -> str:
