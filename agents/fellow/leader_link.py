@@ -29,6 +29,10 @@ A = TypeVar("A", bound=BaseModel)
 
 _HELD_S = 25.0  # the leader answers a held request within this
 _TIMEOUT = httpx2.Timeout(10.0)
+_BEAT_TIMEOUT = httpx2.Timeout(5.0)
+"""A heartbeat on a connection that is dead is given up, and another sent, before the leader takes
+the fellow for silent.
+"""
 _HELD_TIMEOUT = httpx2.Timeout(10.0, read=_HELD_S + 15.0)
 
 
@@ -65,7 +69,8 @@ class LeaderLink:
 
     async def heartbeat(self, beat: Heartbeat) -> DesiredState:
         """Say how this machine is; hear what it should do."""
-        return await self._ask(DesiredState, "POST", "/heartbeat", beat.model_dump_json())
+        told = beat.model_dump_json()
+        return await self._ask(DesiredState, "POST", "/heartbeat", told, _BEAT_TIMEOUT)
 
     async def short_beat(self, beat: ShortBeat) -> DesiredState:
         """The same, where the leader knows the rest.
@@ -73,11 +78,13 @@ class LeaderLink:
         Raises:
             SwarmError: conflict when it does not; unreachable.
         """
-        return await self._ask(DesiredState, "POST", "/beat", beat.model_dump_json())
+        told = beat.model_dump_json()
+        return await self._ask(DesiredState, "POST", "/beat", told, _BEAT_TIMEOUT)
 
     async def orders(self, since: int) -> DesiredState:
         """Wait up to 25 s for a desired state newer than `since`."""
-        return await self._ask(DesiredState, "GET", f"/orders?since={since}", None)
+        path = f"/orders?since={since}"
+        return await self._ask(DesiredState, "GET", path, None, _HELD_TIMEOUT)
 
     async def reports(self, fellow_id: str, lines: Sequence[Line]) -> ReportsTaken:
         """Hand over reports; answered after the leader's commit."""
@@ -91,23 +98,32 @@ class LeaderLink:
 
     async def receive(self, size: int) -> None:
         """Have the leader send so many bytes: what a measurement asks for."""
-        await self._exchange("GET", f"/measure?bytes={size}", None)
+        await self._exchange("GET", f"/measure?bytes={size}", None, _HELD_TIMEOUT)
 
     async def give(self, size: int) -> None:
         """Send the leader so many bytes."""
         await self._exchange("POST", "/measure", "0" * size)
 
-    async def _ask(self, answers: type[A], method: str, path: str, body: str | None) -> A:
-        return _read(answers, await self._exchange(method, path, body), self.url)
+    async def _ask(
+        self,
+        answers: type[A],
+        method: str,
+        path: str,
+        body: str | None,
+        timeout: httpx2.Timeout = _TIMEOUT,
+    ) -> A:
+        return _read(answers, await self._exchange(method, path, body, timeout), self.url)
 
-    async def _exchange(self, method: str, path: str, body: str | None) -> bytes:
+    async def _exchange(
+        self, method: str, path: str, body: str | None, timeout: httpx2.Timeout = _TIMEOUT
+    ) -> bytes:
         client = self._client or await self._look()
         request = client.build_request(
             method,
             path,
             content=None if body is None else body.encode(),
             headers={} if body is None else {"Content-Type": "application/json"},
-            timeout=_HELD_TIMEOUT if method == "GET" else _TIMEOUT,
+            timeout=timeout,
         )
         try:
             response = await client.send(request)

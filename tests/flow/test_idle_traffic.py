@@ -12,7 +12,6 @@ import pytest
 
 from agents.fellow.daemon import Daemon, DaemonSetting
 from agents.fellow.joining import join
-from agents.fellow.leader_link import LeaderLink
 from tests.flow.open_leader import OTHER, OpenLeader, open_leader
 from transport.beats import ShortBeat, lengthened, shortened
 from transport.cards import CardReport, Envelope, Heartbeat, MachineReport
@@ -102,11 +101,11 @@ async def test_an_idle_fellow_s_traffic_with_its_leader_stays_below_a_kilobyte_a
         (load,) = member.loads
         assert (load.memory_bytes, load.busy) == (NOTHING, NOTHING)
 
-        async with LeaderLink(url, identity.credential) as link:
-            await link.orders(-1)
-            began = line.bytes_
-            await link.orders(-1)
-            orders_bytes = line.bytes_ - began
+        link = daemon._link  # another one would be a second daemon with its credential
+        await link.orders(-1)
+        began = line.bytes_
+        await link.orders(-1)
+        orders_bytes = line.bytes_ - began
         daemon.stop()
         await asyncio.wait_for(running, 10)
     rate = beat_bytes / BEAT_S + orders_bytes / HOLD_S

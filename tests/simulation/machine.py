@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from agents.fellow.reconcile import Connect, Key, Seen, Start, Stop, key_of, reconcile
-from tests.simulation.network import Away, Way
+from tests.simulation.network import BEAT_GIVE_UP_S, Away, Way
 from tests.simulation.virtual_time import passed
 from transport.cards import PROTOCOL, CardReport, Heartbeat, MachineReport, StageStatus
 from transport.errors import SwarmError
@@ -185,7 +185,7 @@ class Machine:
             pause_s = HEARTBEAT_S
             try:
                 asked_at = self.world.clock.monotonic()
-                self._take(await self.way.ask(self._one_beat), asked_at)
+                self._take(await self.way.ask(self._one_beat, BEAT_GIVE_UP_S), asked_at)
             except (Away, SwarmError):
                 pause_s = RETRY_S
             try:

@@ -10,6 +10,7 @@ from tests.simulation.virtual_time import passed
 
 T = TypeVar("T")
 GIVE_UP_S = 10.0
+BEAT_GIVE_UP_S = 5.0
 """A request whose answer does not come is given up after so long, as the fellow's own are."""
 
 
@@ -37,7 +38,7 @@ class Way:
         self.dice = dice
         self.weather = Weather()
 
-    async def ask(self, question: Callable[[], Awaitable[T]]) -> T:
+    async def ask(self, question: Callable[[], Awaitable[T]], give_up_s: float = GIVE_UP_S) -> T:
         """Carry one request and its answer.
 
         Raises:
@@ -46,14 +47,14 @@ class Way:
         weather = self.weather
         await passed(weather.delay_s * (0.5 + self.dice.random()))
         if "out" in weather.cut or self.dice.random() < weather.lost:
-            await passed(GIVE_UP_S)
+            await passed(give_up_s)
             raise Away
         if self.dice.random() < weather.repeated:
             again = asyncio.ensure_future(question())
             again.add_done_callback(lambda done: done.cancelled() or done.exception())
         answer = await question()
         if "in" in weather.cut or self.dice.random() < weather.lost:
-            await passed(GIVE_UP_S)
+            await passed(give_up_s)
             raise Away
         await passed(weather.delay_s * (0.5 + self.dice.random()))
         return answer
