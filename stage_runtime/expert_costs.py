@@ -44,6 +44,9 @@ class ExpertCosts:
         outer = b * (3 * hidden + (2 * width if clamped else 0))
         moments = [copies * inner + b * hidden * tokens * clamped]
         moments.append(copies * outer + 2 * b * hidden * tokens)
+        if b == 2 and self.facts.family.wide_mixing:
+            # An output's gradient, its product with the weight, their sum, and one in 16 bits.
+            moments.append(copies * 14 * hidden)
         if not grouped or self.full:
             # A gradient for all experts arises, though they may be frozen.
             pair = 2 * self.experts.count * width * hidden

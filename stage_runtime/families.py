@@ -49,6 +49,8 @@ class Family:
     """The feed-forward is a mixture: a router, and experts fused into two weights."""
     clamped_experts: bool = False
     """The experts have biases, and bound gate and up before they multiply (gpt-oss)."""
+    wide_mixing: bool = False
+    """Experts' outputs are weighed and added up in float32, whatever the layers' format."""
     scores: Literal["", "softcap", "sinks"] = ""
     """Why no fused kernel computes the attention: whole scores exist then. "" = one does."""
     splits_documents: bool = True
@@ -88,7 +90,10 @@ FAMILIES: dict[str, Family] = {
         scores="softcap",
     ),
     "mixtral": _llama(
-        mlp=(), experts=True, dropout_keys=("attention_dropout", "router_jitter_noise")
+        mlp=(),
+        experts=True,
+        wide_mixing=True,
+        dropout_keys=("attention_dropout", "router_jitter_noise"),
     ),
     "qwen3_moe": _llama(mlp=(), qk_norm=True, experts=True),
     "gpt_oss": _llama(

@@ -4,6 +4,7 @@ Gets an order, files and a group; gives reports and a file. Does not know proces
 how the links came about.
 """
 
+import gc
 import logging
 import math
 import time
@@ -335,6 +336,7 @@ def _renew_engine(run: LoadedRun, stage: RunningStage) -> None:
     """What crosses has another width from here on: the engine's buffers are made anew."""
     if run.bottleneck is not None:
         stage.schedule = _schedule(run, stage.module, stage.group, stage.loss)
+        gc.collect()  # the old engine is a circle: its buffers would stay until some later time
 
 
 def _no_loss(*_: Any) -> torch.Tensor:

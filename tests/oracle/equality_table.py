@@ -1,5 +1,8 @@
 """The whole grid, by command: `python -m tests.oracle.equality_table [WORD | NAME=FOLDER ...]`.
 
+`spread=SEED` runs a spread of it instead: of each family and method a point of each count of
+stages, schedule and recompute.
+
 Prints one line a point, then model x way (lora, full, nf4, int8, documents) -> largest difference,
 and ends with the worst; exit code 1 when any is beyond 1e-5. Words choose models and ways. A real
 checkpoint, given as NAME=FOLDER, runs the LoRA part of the grid.
@@ -19,6 +22,7 @@ from tests.oracle.grid import (
     documents_grid,
     measure,
     packed_grid,
+    spread_grid,
     whole_grid,
 )
 from tests.oracle.stages import Workers
@@ -33,9 +37,11 @@ def main() -> int:
     os.environ.update({"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"})
     wanted = {name for name in sys.argv[1:] if "=" not in name}
     real = dict(name.split("=", 1) for name in sys.argv[1:] if "=" in name)
+    seed = real.pop("spread", None)
+    grid = whole_grid() + packed_grid() + documents_grid()
     points = [
         point
-        for point in whole_grid() + packed_grid() + documents_grid()
+        for point in (grid if seed is None else spread_grid(int(seed)))
         if {point.model, point.way} & wanted or not (wanted or real)
     ]
     worst: dict[tuple[str, str], float] = {}
@@ -53,13 +59,14 @@ def main() -> int:
                 for micro_batches in (1, 2, 4)
             ]
         try:
-            for point in points:
+            for number, point in enumerate(points, 1):
                 found = measure(workers, ground, point, timeout_s=900.0)
                 kind = point.model, point.way
                 worst[kind] = max(worst.get(kind, 0.0), found.loss, found.held_out)
                 print(
                     f"{point!s:<52} {found.loss:8.1e} {found.norm:8.1e} "
-                    f"{found.held_out:8.1e} {found.empty_micro_batches:5d}",
+                    f"{found.held_out:8.1e} {found.empty_micro_batches:5d} "
+                    f"{number:4d} of {len(points)}, {time.monotonic() - started:.0f} s",
                     flush=True,
                 )
         finally:

@@ -1,6 +1,7 @@
 """The grid of runs that must equal one process, and how one of them is compared."""
 
 import json
+import random
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -87,6 +88,34 @@ def whole_grid() -> list[Point]:
                 for micro_batches in (1, 2, 4)
             ]
     return points
+
+
+def spread_grid(seed: int) -> list[Point]:
+    """A spread of the whole: each family and method over 1, 2 and 3 stages, both schedules, with
+    and without recompute; micro-batches, clip and data drawn.
+    """
+    dice = random.Random(seed)
+    again, gpipe = ("recompute", True), ("schedule", "gpipe")
+    shapes: list[tuple[int, tuple[tuple[str, Any], ...]]] = [
+        (1, ()),
+        (2, (again,)),
+        (3, (gpipe,)),
+        (3, (again, gpipe) if dice.random() < 0.5 else ()),
+    ]
+    return [
+        Point(
+            model,
+            stages,
+            dice.choice([1, 2, 4]),
+            method,
+            clips=dice.random() < 0.5,
+            layout=dice.choice(["packed", "ragged"]),
+            changes=changes,
+        )
+        for model in TINY
+        for method in ("lora", "full")
+        for stages, changes in shapes
+    ]
 
 
 def packed_grid() -> list[Point]:

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from tests.oracle.memory_models import MODELS
+from tests.oracle.memory_models import MODELS, NARROW
 from tests.oracle.memory_oracle import Case, Counted, count
 
 ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
@@ -58,7 +58,7 @@ _OTHER_ATTENTION = (GPT2_ATTENTION, NEOX_ATTENTION, PHI_ATTENTION)
 
 
 def _row(model: str, targets: tuple[str, ...] | None, **changes: Any) -> Row:
-    case = Case(MODELS[model], changes.pop("layers", 2), targets)
+    case = Case((MODELS | NARROW)[model], changes.pop("layers", 2), targets)
     return Row(model, replace(case, **changes), fallback=not changes.get("grouped", True))
 
 
@@ -102,6 +102,7 @@ def _mixtures() -> Iterator[Row]:
     for model, seq_len in (
         ("mixtral-8x7b", 2048),
         ("mixtral-8x7b", 8192),
+        ("mixtral-narrow", 2048),
         ("qwen3-30b-a3b", 1024),
         ("qwen3-30b-a3b", 4096),
         ("gpt-oss-20b", 128),

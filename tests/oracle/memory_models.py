@@ -191,3 +191,7 @@ MODELS: dict[str, dict[str, Any]] = {
         "tie_word_embeddings": False,
     },
 }
+NARROW: dict[str, dict[str, Any]] = {
+    "mixtral-narrow": MODELS["mixtral-8x7b"] | {"hidden_size": 1024, "intermediate_size": 2048}
+}
+"""Not drawn: streams that weigh as much as the experts, whose mixing then shows."""

@@ -18,6 +18,7 @@ import argparse
 import builtins
 import importlib
 import inspect
+import json
 import os
 import sys
 import tempfile
@@ -60,6 +61,14 @@ class Chat:
 
     question: str
     answer: str
+
+
+@dataclass(frozen=True)
+class Split:
+    """What the stages came to: held-out losses by moment, and where their adapters lie."""
+
+    held_out: dict[str, float]
+    files: list[str]
 
 
 def chats() -> list[Chat]:
@@ -150,12 +159,12 @@ def shows_the_style(answer: str) -> bool:
     )
 
 
-def trained_by(run: Run, folder: Path, settings: TrainSettings) -> Any:
+def trained_by(split: Split, folder: Path, settings: TrainSettings) -> Any:
     """The whole NF4 model with the adapters that the stages saved."""
     model = one_process.plain_model(folder, settings)
     saved: dict[str, torch.Tensor] = {}
-    for stage in range(len(run.workers)):
-        saved |= load_file(run.file_of(stage))
+    for path in split.files:
+        saved |= load_file(path)
     taken = 0
     for name, weight in model.named_parameters():
         if ".lora_" in name:
@@ -170,6 +179,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("folder", nargs="?", type=Path, default=DEMO_MODEL)
     parser.add_argument("--steps", type=int, default=200)
+    parser.add_argument("--keep", type=Path, help="a folder that keeps the stages' run")
     asked = parser.parse_args()
     os.environ.update({"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"})
     torch.set_num_threads(1)
@@ -177,31 +187,42 @@ def main() -> int:
     transformers_logging.set_verbosity_error()
     if not (asked.folder / "config.json").exists():
         parser.error(f"{asked.folder} holds no model; run the demo once, it keeps one there")
-    with tempfile.TemporaryDirectory() as cache:
-        return int(not show(Path(cache), asked.folder, settings_of(asked.steps)))
+    with tempfile.TemporaryDirectory() as made:
+        cache = asked.keep or Path(made)
+        return int(not show(cache, asked.folder, settings_of(asked.steps)))
+
+
+def run_stages(cache: Path, folder: Path, settings: TrainSettings, file: TokenFile) -> Split:
+    """Train over three stages, or read what an earlier run kept."""
+    kept = cache / "stages.json"
+    if kept.exists():
+        return Split(**json.loads(kept.read_text()))
+    place = model_folder(cache, "chat")
+    place.parent.mkdir(parents=True)
+    place.symlink_to(folder.resolve())
+    workers, began = Workers(), time.monotonic()
+    try:
+        run = Run(workers, Case(cache, "chat", 30, settings, file, evaluate_base=True), 3)
+        run.connect()
+        _watch(run)
+    finally:
+        workers.close()
+    print(f"three stages: {time.monotonic() - began:.0f} s, losses {_ends(run)}", flush=True)
+    for stage, worker in enumerate(run.workers):
+        priced, peak = worker.of(StageLoaded)[0].priced_bytes, worker.of(MemoryMeasured)[-1]
+        print(f"  stage {stage}: priced {priced / 1e6:.0f} MB, counted {peak.peak_bytes / 1e6:.0f}")
+    held_out = {str(one.moment): one.loss for one in run.workers[-1].of(Evaluated)}
+    made = Split(held_out, [str(run.file_of(stage)) for stage in range(3)])
+    kept.write_text(json.dumps(vars(made)))
+    return made
 
 
 def show(cache: Path, folder: Path, settings: TrainSettings) -> bool:
     """Whether all of it shows."""
     tokenizer, rows = AutoTokenizer.from_pretrained(folder), chats()
     file = write_rows(cache, tokenizer, rows)
-    place = model_folder(cache, "chat")
-    place.parent.mkdir(parents=True)
-    place.symlink_to(folder.resolve())
     print(f"{len(rows)} rows, {settings.steps} steps of {BATCH} x {SEQ_LEN} tokens, 3 stages")
-    workers, began = Workers(), time.monotonic()
-    try:
-        case = Case(cache, "chat", 30, settings, file, evaluate_base=True)
-        run = Run(workers, case, 3)
-        run.connect()
-        _watch(run)
-    finally:
-        workers.close()
-    split = {one.moment: one.loss for one in run.workers[-1].of(Evaluated)}
-    print(f"three stages: {time.monotonic() - began:.0f} s, losses {_ends(run)}", flush=True)
-    for stage, worker in enumerate(run.workers):
-        priced, peak = worker.of(StageLoaded)[0].priced_bytes, worker.of(MemoryMeasured)[-1]
-        print(f"  stage {stage}: priced {priced / 1e6:.0f} MB, counted {peak.peak_bytes / 1e6:.0f}")
+    split = run_stages(cache, folder, settings, file)
     began = time.monotonic()
     path = cache / "tokens" / f"{file.digest}.safetensors"
     alone = one_process.train(
@@ -210,13 +231,14 @@ def show(cache: Path, folder: Path, settings: TrainSettings) -> bool:
     print(f"one process: {time.monotonic() - began:.0f} s")
     assert alone.base is not None
     assert alone.trained is not None
-    off = abs(split["trained"] - alone.trained[0])
-    print(f"held-out loss before: {split['base']:.4f}, {alone.base[0]:.4f} in one process")
-    print(f"held-out loss after:  {split['trained']:.4f}, {alone.trained[0]:.4f}; {off:.4f} apart")
+    before, trained = split.held_out["base"], split.held_out["trained"]
+    off = abs(trained - alone.trained[0])
+    print(f"held-out loss before: {before:.4f}, {alone.base[0]:.4f} in one process")
+    print(f"held-out loss after:  {trained:.4f}, {alone.trained[0]:.4f}; {off:.4f} apart")
     told = rows[-HELD_OUT:][:ASKED]
-    after = answers(trained_by(run, folder, settings), tokenizer, told)
-    before = answers(one_process.plain_model(folder, settings), tokenizer, told)
-    hits, base_hits = (sum(map(shows_the_style, one)) for one in (after, before))
+    after = answers(trained_by(split, folder, settings), tokenizer, told)
+    base = answers(one_process.plain_model(folder, settings), tokenizer, told)
+    hits, base_hits = (sum(map(shows_the_style, one)) for one in (after, base))
     print(f"planted style: {hits} of {ASKED} after, {base_hits} of {ASKED} before")
     for row, answer in list(zip(told, after))[:3]:
         print(f"  {row.question}\n    {answer!r}")
