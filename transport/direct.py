@@ -28,6 +28,7 @@ from transport.keys import KeyPair, new_key_pair
 from transport.link import Link, LinkName
 from transport.orders import Links, Neighbour, RelayRoute
 from transport.pieces import MAX_FRAME_BYTES, FrameSizes
+from transport.porter import Porter
 from transport.reach import Reach, Reached, Ways
 from transport.zap import (
     CURVE_BYTES,
@@ -35,7 +36,6 @@ from transport.zap import (
     answer_socket,
     bind_socket,
     dial_socket,
-    through,
 )
 from transport.zmq_wire import ZmqWire
 
@@ -45,6 +45,7 @@ PORT_HELD_S: Final = 10.0
 """How long a port of the owner's choice is waited for: a worker that must go has 5 s."""
 RELAYED_GRACE_S: Final = 60.0
 """How long a link that may go through a relay may be down: the relay, or its leader, restarts."""
+RELAYED_AGAIN_MS: Final = 50
 OnPath = Callable[[Link, Reached], None]
 
 
@@ -275,11 +276,14 @@ def _relayed(
     host = (route.host or relay_host) if route is not None else ""
     if route is None or not host:
         return None
-    proxy = f"[{host}]:{route.port}" if ":" in host else f"{host}:{route.port}"
 
     def open_wire() -> ZmqWire:
-        wire = ZmqWire(through(socket(), proxy), is_bound=False)
-        wire.dial(f"tcp://{route.ticket}:1")
+        porter = Porter(host, route.port, route.ticket)
+        dealer = socket()
+        # The porter's door opens when the relay has joined both ends: then at once.
+        dealer.reconnect_ivl, dealer.reconnect_ivl_max = RELAYED_AGAIN_MS, 0
+        wire = ZmqWire(dealer, is_bound=False, porter=porter)
+        wire.dial(porter.endpoint)
         return wire
 
     return open_wire

@@ -1,9 +1,9 @@
 """Tickets: what a stage shows a relay so that it is joined with exactly its neighbour.
 
-A ticket is a host name, because libzmq's own SOCKS5 client can dial nothing else: hex of pool,
-session, side, expiry and a MAC over them. The relay keeps the key and nothing more, so a ticket is
-good again after a broken connection and after a restart of the relay. Whoever copies a ticket can
-disturb a link, and no more: CURVE runs end to end inside.
+A ticket is a host name, because that is what SOCKS5 can dial: hex of pool, session, side, expiry
+and a MAC over them. The relay keeps the key and nothing more, so a ticket is good again after a
+broken connection and after a restart of the relay. Whoever copies a ticket can disturb a link, and
+no more: CURVE runs end to end inside.
 """
 
 import hashlib

@@ -2,7 +2,7 @@
 
     python -m transport.relay_server --key-file FILE [--host 0.0.0.0] [--port 7421]
 
-Speaks the small part of SOCKS5 that libzmq's client uses. The host name in a CONNECT is a ticket
+Speaks the small part of SOCKS5 that `transport.porter` uses. The host name in a CONNECT is a ticket
 (`transport.relay`); the answer is held back until the other side of the same session has come, and
 from then on bytes are passed on, a block at a time, no faster than they are taken. It never parses
 what it passes on and keeps no state: after a restart both ends dial again with the same tickets.

@@ -163,7 +163,7 @@ def bind_socket(
 def answer_socket(
     handler: ZapHandler, keys: KeyPair, domain: str, max_frame_bytes: int
 ) -> zmq.Socket[Any]:
-    """A DEALER in CURVE's server role that is not bound: the caller connects it to a relay.
+    """A DEALER in CURVE's server role that is not bound: the caller connects it to a porter.
 
     Raises:
         SwarmError: unavailable; no live handler.
@@ -180,12 +180,6 @@ def answer_socket(
     socket.zap_domain = domain.encode()
     socket.setsockopt(zmq.ZAP_ENFORCE_DOMAIN, 1)
     socket.immediate = True  # nothing is queued for a connection that does not stand
-    return socket
-
-
-def through(socket: zmq.Socket[Any], proxy: str) -> zmq.Socket[Any]:
-    """The socket, dialling by a SOCKS5 proxy ("HOST:PORT") from now on."""
-    socket.setsockopt_string(zmq.SOCKS_PROXY, proxy)
     return socket
 
 

@@ -13,6 +13,7 @@ from zmq.utils.monitor import recv_monitor_message
 
 from transport.errors import SwarmError
 from transport.frames import Buffer
+from transport.porter import Porter
 from transport.wire import Change, Pollable
 
 REFUSED_S: Final = 0.2
@@ -31,8 +32,12 @@ class ZmqWire:
 
     needs_crc = False  # CURVE's Poly1305 covers every byte
 
-    def __init__(self, socket: zmq.Socket[Any], *, is_bound: bool) -> None:
-        self.trouble = "the neighbour has not connected yet"
+    def __init__(
+        self, socket: zmq.Socket[Any], *, is_bound: bool, porter: Porter | None = None
+    ) -> None:
+        """Own a socket, and the porter that it goes through to a relay."""
+        self._trouble = "the neighbour has not connected yet"
+        self._porter = porter
         self._socket = socket
         self._monitor = socket.get_monitor_socket(_EVENTS)
         self._is_bound = is_bound
@@ -51,6 +56,12 @@ class ZmqWire:
     def pollables(self) -> list[Pollable]:
         """The socket and its monitor."""
         return [self._socket, self._monitor]
+
+    @property
+    def trouble(self) -> str:
+        """Why no connection stands, as far as known."""
+        told = self._porter.trouble if self._porter is not None and not self._is_up else ""
+        return told or self._trouble
 
     def dial(self, endpoint: str) -> None:
         """Connect to the neighbour, again and again until it answers."""
@@ -95,6 +106,8 @@ class ZmqWire:
         self._socket.disable_monitor()
         self._monitor.close(linger=0)
         self._socket.close(linger=round(linger_s * 1000))
+        if self._porter is not None:
+            self._porter.close()
 
     def _can_send(self) -> bool:
         return bool(int(self._socket.events) & zmq.POLLOUT)
@@ -111,17 +124,17 @@ class ZmqWire:
                         yield self._turn(is_up=False)
                 case zmq.EVENT_HANDSHAKE_FAILED_AUTH:
                     self._is_refused = True
-                    self.trouble = "the neighbour refuses this stage's key"
+                    self._trouble = "the neighbour refuses this stage's key"
                 case _ if not self._is_bound:
                     self._is_refused = self.has_wrong_answer = True
-                    self.trouble = "what answers there is not the neighbour"
+                    self._trouble = "what answers there is not the neighbour"
         # Closed before its first frame had shown its descriptor: then nothing can be sent.
         if self._is_bound and self._is_up and not self._can_send():
             yield self._turn(is_up=False)
 
     def _turn(self, *, is_up: bool) -> Change:
         self._is_up = is_up
-        self.trouble = "" if is_up else "its connection closed"
+        self._trouble = "" if is_up else "its connection closed"
         self._dialled_at = time.monotonic()
         return Change(is_up)
 

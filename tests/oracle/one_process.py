@@ -1,5 +1,6 @@
 """The reference: plain transformers and peft in one process, the batch whole, nothing of ours
-but the choice of sequences and the adapters' first values."""
+but the choice of sequences, the adapters' first values, and how plain libraries are told to store
+weights and to drop nothing (stage_runtime.reference)."""
 
 import re
 from collections.abc import Sequence
@@ -7,19 +8,22 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import bitsandbytes as bnb
 import torch
-from bitsandbytes.nn.parametrize import replace_parameter_4bit
 from peft import LoraConfig, get_peft_model
 from torch import Tensor
 from torch.nn import functional
-from transformers import AutoModelForCausalLM, BitsAndBytesConfig
+from transformers import AutoModelForCausalLM
 from transformers.pytorch_utils import Conv1D
 
-from stage_runtime.adapters import _first_values
 from stage_runtime.batches import Batch, Sequences, documents_of, indices_of_step
-from stage_runtime.families import FAMILIES
 from stage_runtime.optim import learning_rate
+from stage_runtime.reference import (
+    keep_one_way,
+    pack_experts,
+    put_first_values,
+    quantization_of,
+    silence_dropouts,
+)
 from stage_runtime.stage import DTYPES, Moment
 from tests.oracle.drawn_dropout import DrawnDropout
 from transport.orders import TrainSettings
@@ -42,15 +46,11 @@ def plain_model(folder: Path, settings: TrainSettings) -> Any:
     """The whole model, with peft's adapters when asked for, dropouts of its own off."""
     dtype = torch.float32 if settings.method == "full" else DTYPES[settings.dtype]
     model = AutoModelForCausalLM.from_pretrained(
-        folder, dtype=dtype, quantization_config=_quantization(settings)
+        folder, dtype=dtype, quantization_config=quantization_of(settings)
     )
-    _keep_one_way(model)
-    _pack_experts(model, settings)
-    for key in FAMILIES[model.config.model_type].dropout_keys:
-        setattr(model.config, key, 0.0)
-    for module in model.modules():
-        if isinstance(module, torch.nn.Dropout):
-            module.p = 0.0
+    keep_one_way(model)
+    pack_experts(model, settings)
+    silence_dropouts(model)
     if settings.lora is None:
         return model
     config = LoraConfig(
@@ -61,10 +61,7 @@ def plain_model(folder: Path, settings: TrainSettings) -> Any:
         fan_in_fan_out=any(isinstance(one, Conv1D) for one in model.modules()),
     )
     model = get_peft_model(model, config)
-    for name, weight in model.named_parameters():
-        if ".lora_A." in name:
-            wire = name.replace(".default.", ".")
-            weight.data = _first_values(wire, tuple(weight.shape), settings.seed)
+    put_first_values(model, settings.seed)
     if settings.lora.dropout:
         for module in model.modules():
             if hasattr(module, "lora_dropout"):
@@ -87,43 +84,6 @@ def rows_of(settings: TrainSettings) -> int:
     """
     drops = settings.lora is not None and settings.lora.dropout > 0
     return settings.batch_size // (settings.micro_batches if drops else 1)
-
-
-def _quantization(settings: TrainSettings) -> BitsAndBytesConfig | None:
-    if settings.quantization == "int8":
-        return BitsAndBytesConfig(load_in_8bit=True)
-    if settings.quantization == "nf4":
-        return BitsAndBytesConfig(
-            load_in_4bit=True,
-            bnb_4bit_quant_type="nf4",
-            bnb_4bit_use_double_quant=True,
-            bnb_4bit_compute_dtype=DTYPES[settings.dtype],
-        )
-    return None
-
-
-def _keep_one_way(model: torch.nn.Module) -> None:
-    """Let bitsandbytes evaluate as it trains.
-
-    On processors with bfloat16 products its 4-bit layer repacks itself in evaluation, and no
-    gradient passes through it any more; its 8-bit layer rounds activations too when it evaluates.
-    """
-    for module in model.modules():
-        if isinstance(module, bnb.nn.Linear4bit):
-            module.support_avx512bf16_for_cpu = False
-        elif isinstance(module, bnb.nn.Linear8bitLt):
-            module.training = True
-            module.train = lambda mode=True, module=module: module  # for good
-
-
-def _pack_experts(model: torch.nn.Module, settings: TrainSettings) -> None:
-    """transformers packs linears only; bitsandbytes has a way for fused experts."""
-    if settings.quantization != "nf4":
-        return
-    for module in list(model.modules()):
-        if type(module).__name__.endswith("Experts"):
-            for name in ("gate_up_proj", "down_proj"):
-                replace_parameter_4bit(module, name, compress_statistics=True, quant_type="nf4")
 
 
 def losses_of(model: Any, batch: Batch) -> tuple[Tensor, Tensor]:

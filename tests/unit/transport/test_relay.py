@@ -390,8 +390,6 @@ class Tap:
         self._listener.close()
 
 
-# Not in the default run: libzmq 4.3.5 once aborted the whole process here (docs/limits.md).
-@pytest.mark.slow
 def test_a_client_that_is_denied_six_times_at_an_answering_socket_harms_nobody(
     relay: RelayChild,
 ) -> None:
