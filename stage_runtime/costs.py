@@ -256,7 +256,8 @@ class Prices:
                 early -= 4 * self.facts.embedding_params  # theirs comes last
             moments.append((before + each + loss, 0))
             moments.append((before + after + block, seat.head_gradient))
-            moments.append((before + after // layers + block, early - early // layers))
+            own = all_gradients - 4 * (seat.trained + seat.copied)
+            moments.append((before + after // layers + block, early - own // layers))
             moments.append((before + self._block(place, device) // 2, early))
         return max(moments, key=sum)
 

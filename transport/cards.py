@@ -102,6 +102,10 @@ class MachineReport(Told):
     listen_address: Text200
     """The address under which its stages can be dialled by their neighbours."""
     cached_models: Annotated[list[Text200], Field(max_length=256)] = []
+    boot: Text64 | None = None
+    """Names this start of the machine: fellows that tell the same one share its cores. Null when it
+    cannot be told.
+    """
 
 
 class LinkStatus(Told):

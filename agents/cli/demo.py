@@ -13,7 +13,7 @@ from typing import Any
 import click
 from platformdirs import user_cache_path
 
-from agents.cli.render import plan_text
+from agents.cli.render_plan import plan_text
 from agents.cli.session import current, shared_options
 from agents.demo.show import Show
 from agents.demo.story import BETTER_NATS, MIN_STEPS, Ending, Story, default_folder

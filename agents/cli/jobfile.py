@@ -21,6 +21,23 @@ _HINT = "see `swarm schema job` for every setting"
 
 
 @dataclass(frozen=True)
+class _Kind:
+    """What a file is called, and what helps who has none."""
+
+    name: str
+    absent: str
+    wrong: str
+
+
+_JOB = _Kind("job file", "name one with --config FILE", _HINT)
+_INVENTORY = _Kind(
+    "inventory file",
+    "name one with --inventory FILE",
+    "see docs/inventory-file.md: version, fellows with their cards, links, models, tokens",
+)
+
+
+@dataclass(frozen=True)
 class JobFile:
     """What a job file says, not yet checked."""
 
@@ -44,24 +61,37 @@ def read_job_file(name: str) -> JobFile:
     Raises:
         SwarmError: not-found or invalid-input.
     """
+    values = _values(name, _JOB)
+    values.pop("$schema", None)
+    plan_id = values.pop("plan_id", None)
+    folder = Path.cwd() if name == "-" else Path(name).expanduser().parent
+    return JobFile(values, folder, None if plan_id is None else str(plan_id))
+
+
+def read_inventory_file(name: str) -> dict[str, Any]:
+    """Read a file of cards that one thinks of; "-" is stdin. The leader checks what it says.
+
+    Raises:
+        SwarmError: not-found or invalid-input.
+    """
+    return _values(name, _INVENTORY)
+
+
+def _values(name: str, kind: _Kind) -> dict[str, Any]:
     path = Path(name).expanduser()
     try:
         raw = sys.stdin.buffer.read(_MAX_BYTES + 1) if name == "-" else _read(path)
     except FileNotFoundError:
         raise SwarmError(
-            "not-found", f"there is no job file {name!r}", hint="name one with --config FILE"
+            "not-found", f"there is no {kind.name} {name!r}", hint=kind.absent
         ) from None
     except OSError as error:
         raise SwarmError(
             "invalid-input",
             f"{name[:200]!r} cannot be read: {error.strerror}",
-            hint="name a job file, YAML or JSON",
+            hint=f"name a {kind.name}, YAML or JSON",
         ) from None
-    values = _parse(raw, name)
-    values.pop("$schema", None)
-    plan_id = values.pop("plan_id", None)
-    folder = Path.cwd() if name == "-" else path.parent
-    return JobFile(values, folder, None if plan_id is None else str(plan_id))
+    return _parse(raw, name, kind)
 
 
 def _read(path: Path) -> bytes:
@@ -69,11 +99,11 @@ def _read(path: Path) -> bytes:
         return file.read(_MAX_BYTES + 1)
 
 
-def _parse(raw: bytes, name: str) -> dict[str, Any]:
+def _parse(raw: bytes, name: str, kind: _Kind = _JOB) -> dict[str, Any]:
     if len(raw) > _MAX_BYTES:
         raise SwarmError(
             "too-large",
-            f"{name!r} is larger than 1 MB: it is no job file",
+            f"{name!r} is larger than 1 MB: it is no {kind.name}",
             hint="put the data into files of its own and name them in data.files",
         )
     try:
@@ -87,7 +117,7 @@ def _parse(raw: bytes, name: str) -> dict[str, Any]:
         ) from None
     if not isinstance(told, dict):
         raise SwarmError(
-            "invalid-input", f"{name!r} is no job file: it holds no settings", hint=_HINT
+            "invalid-input", f"{name!r} is no {kind.name}: it holds no settings", hint=kind.wrong
         )
     return {str(key): value for key, value in told.items()}
 
@@ -98,7 +128,7 @@ class _Plain(yaml.SafeLoader):
     def compose_node(self, parent: Any, index: Any) -> Any:
         """Refuse aliases: a few lines of them unfold into gigabytes."""
         if self.check_event(yaml.events.AliasEvent):
-            raise yaml.YAMLError("anchors and aliases are not read in a job file")
+            raise yaml.YAMLError("anchors and aliases are not read")
         return super().compose_node(parent, index)
 
     def construct_mapping(self, node: Any, deep: bool = False) -> Any:

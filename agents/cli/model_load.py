@@ -4,9 +4,9 @@ from typing import Any
 
 import click
 
-from agents.cli.jobfile import read_job_file
+from agents.cli.jobfile import read_inventory_file
 from agents.cli.operation_commands import only_pool
-from agents.cli.render import serve_plan_text
+from agents.cli.render_plan import serve_plan_text
 from agents.cli.session import DONE, WAITING, Session, current, shared_options
 from agents.client import Client
 from transport.api.serving import MODELS_PLAN, ModelsPlan
@@ -50,7 +50,7 @@ def _ask(session: Session, client: Client, told: dict[str, Any]) -> ModelsPlan:
     if "exclude_cards" in values:
         values["exclude_cards"] = list(values["exclude_cards"])
     if "inventory" in values:
-        values["inventory"] = read_job_file(values["inventory"]).values
+        values["inventory"] = read_inventory_file(values["inventory"])
     else:
         values["pool"] = session.profile().pool.value or only_pool(client)
     return parse(ModelsPlan, values)

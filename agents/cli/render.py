@@ -5,7 +5,7 @@ characters.
 """
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from datetime import datetime
 from typing import Any
 
@@ -21,9 +21,10 @@ from agents.cli.link_words import (
     traffic_text,
 )
 from agents.cli.loss_words import if_lost_text
-from agents.cli.render_data import data_lines, preview_text
+from agents.cli.render_data import preview_text
+from agents.cli.render_plan import chosen_lines, layers_text, plan_text, serve_plan_text
 from agents.cli.step_time import step_time_text
-from agents.cli.tables import DASH, table
+from agents.cli.tables import DASH, Labelled, table
 from agents.cli.verify import verification_lines, verify_text
 from agents.log_lines import clean
 from transport.api.buckets import (
@@ -36,7 +37,7 @@ from transport.api.buckets import (
 from transport.api.fellows import FellowsListed, FellowView
 from transport.api.jobs import Evaluation, JobsListed, JobsLogged, JobsRecorded, JobView
 from transport.api.operation import Answer
-from transport.api.plans import Offer, PlannedCard, PlanView
+from transport.api.plans import PlanView
 from transport.api.pools import ClusterView, InviteView, PoolsListed, TokensListed, TokenView
 from transport.api.saved_states import JobsSaved
 from transport.api.serving import ServePlanView
@@ -70,123 +71,6 @@ def number(value: float | None, digits: int = 3) -> str:
     return DASH if value is None else f"{value:.{digits}f}"
 
 
-def layers(first: int | None, last: int | None) -> str:
-    """ "20-47", or a dash."""
-    return DASH if first is None or last is None else f"{first}-{last}"
-
-
-def plan_text(plan: PlanView) -> RenderableType:
-    """A plan: who does what, who is left out and why, what was chosen, and the line that limits."""
-    revision = f" @ {plan.model.revision[:8]}" if plan.model else ""
-    title = Text.assemble(
-        ("Plan ", "bold"), (plan.plan_id or "(none)", "bold"), f"   {plan.model_id}{revision}"
-    )
-    parts: list[RenderableType] = [title]
-    if plan.layout.stages:
-        parts.append(_plan_stages(plan))
-    parts += _left_out(plan.cards)
-    parts += [_line("Chosen", f"{c.setting} {_value(c.value)}: {c.reason}") for c in plan.chosen]
-    parts += data_lines(plan.data)
-    parts += [_line("Limit", plan.layout.limit)] if plan.layout.limit else []
-    readers = ", ".join(stage.hostname for stage in plan.layout.stages if stage.sees_tokens)
-    parts += [_line("Tokens", f"seen by {readers}")] if readers else []
-    parts += [_line("Step", _step(plan))] if plan.layout.step_s is not None else []
-    parts += [_line("Network", plan.layout.network)] if plan.layout.network else []
-    parts += [_line("Note", note) for note in plan.notes]
-    if not plan.fits:
-        parts.append(Text(f"Does not fit: {plan.reason}", style="bold red"))
-    parts += [_line("Offer", _offer(one)) for one in plan.offers]
-    return Group(*parts)
-
-
-def _step(plan: PlanView) -> str:
-    """The predicted step, and the share of it that a fellow waits."""
-    idle = plan.layout.idle_share
-    waits = "" if idle is None else f", idle share {100 * idle:.0f}%"
-    return f"{human_seconds(plan.layout.step_s)} ({plan.layout.step_is}){waits}"
-
-
-def _offer(one: Offer) -> str:
-    return one.change if one.plan_id is None else f"{one.change}   --plan-id {one.plan_id}"
-
-
-def serve_plan_text(plan: ServePlanView) -> RenderableType:
-    """Where a model would be served, and the context that each stage holds."""
-    title = Text.assemble(("Plan ", "bold"), (plan.plan_id or "(none)", "bold"))
-    stored = "" if plan.quantization in (None, "none") else f", {plan.quantization}"
-    title.append(f"   {plan.model_id}   {plan.dtype}{stored}   {plan.cut}")
-    names = _card_names(plan.cards)
-    rows = [
-        (
-            f"  {stage.stage}",
-            stage.hostname,
-            layers(stage.first_layer, stage.last_layer),
-            ", ".join(names.get(card, card) for card in stage.cards),
-            human_bytes(stage.planned_bytes),
-            human_bytes(stage.free_bytes),
-            f"{stage.token_budget:,}",
-        )
-        for stage in plan.stages
-    ]
-    headings = ("  stage", "fellow", "layers", "cards", "needs>", "free>", "holds tokens>")
-    parts: list[RenderableType] = [title, *([table(headings, rows)] if rows else [])]
-    parts += _left_out(plan.cards)
-    parts += [_line("Limit", plan.limit)] if plan.limit else []
-    parts += [_line("Note", note) for note in plan.notes]
-    if not plan.fits:
-        parts.append(Text(f"Does not fit: {plan.reason}", style="bold red"))
-    return Group(*parts)
-
-
-def _left_out(cards: Sequence[PlannedCard]) -> list[Text]:
-    """Cards that are not used, a line for each reason."""
-    by_reason: dict[str, list[str]] = {}
-    for card in cards:
-        if not card.used:
-            name = f"{clean(card.hostname, 60)} ({clean(card.name, 60)})"
-            by_reason.setdefault(card.reason, []).append(name)
-    return [Text(f"  left out: {_some(names)}: {why}") for why, names in by_reason.items()]
-
-
-def _some(names: Sequence[str], most: int = 4) -> str:
-    """The first of many names, and how many more there are."""
-    more = f" and {len(names) - most} more" if len(names) > most else ""
-    return ", ".join(names[:most]) + more
-
-
-def _card_names(cards: Sequence[PlannedCard]) -> dict[str, str]:
-    """Card id -> "RTX A4000 #0"."""
-    return {card.card: f"{card.name} #{card.card.rpartition(':')[2]}" for card in cards}
-
-
-def _plan_stages(plan: PlanView) -> Table:
-    names = _card_names(plan.cards)
-    rows = [
-        (
-            f"  {stage.stage}",
-            stage.hostname,
-            stage.fellow_id,
-            layers(stage.first_layer, stage.last_layer),
-            ", ".join(names.get(card, card) for card in stage.cards),
-            human_bytes(stage.planned_bytes),
-            human_bytes(stage.free_bytes),
-            f"{human_bytes(stage.download_bytes)} of {human_bytes(stage.disk_free_bytes)}",
-        )
-        for stage in plan.layout.stages
-    ]
-    headings = (
-        "  stage",
-        "fellow",
-        "id",
-        "layers",
-        "cards",
-        "needs>",
-        "free>",
-        "download of disk>",
-    )
-    return table(headings, rows)
-
-
 def job_text(job: JobView) -> RenderableType:
     """One job with its stages and what the leader chose."""
     head = Text.assemble(
@@ -199,26 +83,26 @@ def job_text(job: JobView) -> RenderableType:
     step = f"{job.step} of {job.steps}, loss {number(job.loss)}"
     smooth = f", smoothed {number(job.smoothed_loss)}" if job.smoothed_loss is not None else ""
     pace = f", {human_seconds(job.step_s)} a step" if job.step_s is not None else ""
-    parts: list[RenderableType] = [head, _line("Step", step + smooth + pace)]
+    parts: list[RenderableType] = [head, Labelled("Step", step + smooth + pace)]
     if job.plan_id:
-        parts.append(_line("Plan", f"{job.plan_id}, attempt {job.attempt}"))
+        parts.append(Labelled("Plan", f"{job.plan_id}, attempt {job.attempt}"))
     if job.saved_step is not None:
-        parts.append(_line("Saved", f"step {job.saved_step}, {ago(job.saved_at)}"))
+        parts.append(Labelled("Saved", f"step {job.saved_step}, {ago(job.saved_at)}"))
     if job.saving_paused:
-        parts.append(_line("Saved", clean(job.saving_paused, 300)))
+        parts.append(Labelled("Saved", clean(job.saving_paused, 300)))
     if job.stages:
         parts.append(_job_stages(job))
     parts += [] if job.step_time is None else [step_time_text(job.step_time)]
-    parts += [_line("Link", boundary_text(one)) for one in job.boundaries if one.path]
-    parts += [_line("If lost", if_lost_text(job, one)) for one in job.if_lost]
-    parts += [_line("Held out", _evaluation(one)) for one in job.evaluations]
+    parts += [Labelled("Link", boundary_text(one)) for one in job.boundaries if one.path]
+    parts += [Labelled("If lost", if_lost_text(job, one)) for one in job.if_lost]
+    parts += [Labelled("Held out", _evaluation(one)) for one in job.evaluations]
     parts += [] if job.verification is None else verification_lines(job.verification)
-    parts += [_line("Chosen", f"{c.setting} {_value(c.value)}: {c.reason}") for c in job.chosen]
-    parts += [_line("Count", f"{name}: {count}") for name, count in job.counts.items() if count]
+    parts += chosen_lines(job.chosen)
+    parts += [Labelled("Count", f"{name}: {count}") for name, count in job.counts.items() if count]
     if job.untrusted_error:
         parts.append(Text(f"Error    {clean(job.untrusted_error, 2000)}", style="red"))
     if job.adapter_ready:
-        parts.append(_line("Adapter", f"swarm models export {job.job_id} --to FOLDER"))
+        parts.append(Labelled("Adapter", f"swarm models export {job.job_id} --to FOLDER"))
     return Group(*parts)
 
 
@@ -227,7 +111,7 @@ def _job_stages(job: JobView) -> Table:
         (
             f"  {stage.stage}",
             stage.hostname,
-            layers(stage.first_layer, stage.last_layer),
+            layers_text(stage.first_layer, stage.last_layer),
             stage.phase or DASH,
             DASH if stage.step is None else stage.step,
             human_bytes(stage.planned_bytes),
@@ -314,19 +198,19 @@ def _fellow(answer: FellowView) -> RenderableType:
     host = clean(one.untrusted_hostname, 60)
     memory = f"{human_bytes(answer.memory_free_bytes)} of {human_bytes(answer.memory_bytes)} free"
     stages = [
-        _line("Runs", f"job {s.job_id} stage {s.stage}, {s.phase}, step {s.step or 0}")
+        Labelled("Runs", f"job {s.job_id} stage {s.stage}, {s.phase}, step {s.step or 0}")
         for s in answer.stages
     ]
     return Group(
         Text(f"Fellow {one.fellow_id}   {host}   {one.status}   health {one.health}", "bold"),
-        _line("System", f"{clean(answer.system or DASH, 100)}, {answer.cores or DASH} cores"),
-        _line("Memory", f"{memory}; disk {human_bytes(answer.disk_free_bytes)} free"),
-        _line("Packages", ", ".join(f"{k} {v}" for k, v in answer.versions.items()) or DASH),
-        _line("Traffic", traffic_text(answer.traffic)),
+        Labelled("System", f"{clean(answer.system or DASH, 100)}, {answer.cores or DASH} cores"),
+        Labelled("Memory", f"{memory}; disk {human_bytes(answer.disk_free_bytes)} free"),
+        Labelled("Packages", ", ".join(f"{k} {v}" for k, v in answer.versions.items()) or DASH),
+        Labelled("Traffic", traffic_text(answer.traffic)),
         table(headings, rows),
-        *(_line("Used", line) for card in answer.cards for line in load_lines(card)),
-        *(_line("Speed", line) for card in answer.cards for line in speed_lines(card)),
-        *(_line("Link", measured_text(link)) for link in answer.links),
+        *(Labelled("Used", line) for card in answer.cards for line in load_lines(card)),
+        *(Labelled("Speed", line) for card in answer.cards for line in speed_lines(card)),
+        *(Labelled("Link", measured_text(link)) for link in answer.links),
         *stages,
     )
 
@@ -341,9 +225,9 @@ def _cluster(answer: ClusterView) -> RenderableType:
     jobs = [table(("JOB", "MODEL", "STATE", "STEP>", "LOSS>"), rows)] if rows else []
     return Group(
         Text(answer.words, "bold"),
-        _line("Fellows", f"{answer.fellows}: {fellows}"),
-        _line("Cards", f"{answer.cards}, {used} of {total} used"),
-        _line("Step", f"{human_seconds(answer.step_s)}, mean loss {number(answer.mean_loss)}"),
+        Labelled("Fellows", f"{answer.fellows}: {fellows}"),
+        Labelled("Cards", f"{answer.cards}, {used} of {total} used"),
+        Labelled("Step", f"{human_seconds(answer.step_s)}, mean loss {number(answer.mean_loss)}"),
         *jobs,
     )
 
@@ -446,14 +330,6 @@ def _token(answer: TokenView) -> RenderableType:
 def _exported(answer: ModelExported) -> RenderableType:
     rows = [(file.name, human_bytes(file.size_bytes), file.sha256[:16]) for file in answer.files]
     return Group(Text(answer.summary), table(("FILE", "SIZE>", "SHA-256"), rows))
-
-
-def _line(name: str, text: str) -> Text:
-    return Text.assemble((f"{name:<9}", "bold"), clean(text, 1000))
-
-
-def _value(value: Any) -> str:
-    return "on" if value is True else "off" if value is False else str(value)
 
 
 _STATE_STYLES = {

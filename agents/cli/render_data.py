@@ -3,11 +3,10 @@
 from rich.console import Group, RenderableType
 from rich.text import Text
 
+from agents.cli.tables import Labelled
 from agents.log_lines import clean
 from transport.api.buckets import BucketPreview, PreviewRow
 from transport.api.plans import DataShape
-
-WIDTH = 9  # of the names of lines, as in a plan
 
 
 def data_lines(data: DataShape | None) -> list[RenderableType]:
@@ -16,15 +15,15 @@ def data_lines(data: DataShape | None) -> list[RenderableType]:
         return []
     name = data.bucket or data.dataset or "data"
     if data.checked_share is not None and data.checked_share < 1:
-        return [_line("Data", f"{name}: {100 * data.checked_share:.0f} % checked; {data.waits}")]
+        return [Labelled("Data", f"{name}: {100 * data.checked_share:.0f} % checked; {data.waits}")]
     if data.tokens is None:
         return []
-    lines: list[RenderableType] = [_line("Data", f"{name}: {_figures(data)}")]
-    lines += [_line("Found", finding.words, "yellow") for finding in data.findings]
+    lines: list[RenderableType] = [Labelled("Data", f"{name}: {_figures(data)}")]
+    lines += [Labelled("Found", finding.words, "yellow") for finding in data.findings]
     if data.checked_share and not data.findings:
-        lines.append(_line("Found", "nothing that would spoil a run"))
+        lines.append(Labelled("Found", "nothing that would spoil a run"))
     if data.untrusted_sample:
-        lines.append(_line("Sample", data.untrusted_sample))
+        lines.append(Labelled("Sample", data.untrusted_sample))
     return lines
 
 
@@ -53,7 +52,3 @@ def _row(row: PreviewRow) -> Text:
         shown = "\n".join(clean(line, 2000) for line in part.untrusted_text.split("\n"))
         text.append(f"⟦{shown}⟧" if part.learned else shown, "green" if part.learned else "")
     return text.append("…" if row.is_cut else "")
-
-
-def _line(name: str, words: str, style: str = "") -> Text:
-    return Text.assemble((f"{name:<{WIDTH}}", "bold"), (clean(words, 1000), style))

@@ -8,9 +8,10 @@ from typing import Any
 import click
 
 from agents.cli.follow import follow
-from agents.cli.jobfile import JobFile, change, read_job_file
+from agents.cli.jobfile import JobFile, change, read_inventory_file, read_job_file
 from agents.cli.operation_commands import only_pool
-from agents.cli.render import job_text, plan_text
+from agents.cli.render import job_text
+from agents.cli.render_plan import plan_text
 from agents.cli.session import DONE, WAITING, Session, current, shared_options
 from agents.cli.uploads import upload_files
 from agents.client import Client
@@ -87,7 +88,7 @@ def plan(**told: Any) -> int:
     session, job_file = current(), _read(told)
     with session.client() as client:
         if told["inventory"] is not None:
-            cards = read_job_file(told["inventory"]).values
+            cards = read_inventory_file(told["inventory"])
             ask = JobsPlan(config=job_file.config(), inventory=cards)
             return _show(session, client, ask, told)
         pool = session.profile().pool.value or only_pool(client)

@@ -4,6 +4,7 @@ Reads the system by psutil and the driver's library; never imports torch. Knows 
 owner offers; does not know what the leader wants.
 """
 
+import hashlib
 import importlib.metadata
 import os
 import platform
@@ -78,6 +79,7 @@ class Inventory:
             versions=self._versions,
             listen_address=self._places.listen_address,
             cached_models=_cached_models(self._places.cache_folder),
+            boot=_boot(),
         )
 
     def cards(self, held_bytes: Callable[[int], int], own_pids: frozenset[int]) -> list[CardReport]:
@@ -236,3 +238,13 @@ def _cpu_name() -> str:
     except OSError:
         pass
     return clean(platform.processor(), 200) or "processor"
+
+
+def _boot(file: Path = Path("/proc/sys/kernel/random/boot_id")) -> str | None:
+    """A name of this start of the machine, the same in all its containers; None where no system
+    tells one.
+    """
+    try:
+        return hashlib.sha256(file.read_bytes().strip()).hexdigest()[:16]
+    except OSError:
+        return None

@@ -19,14 +19,13 @@ from control.planning.place import Inputs
 from control.planning.price_book import PriceBook
 from control.planning.search import tries_for
 from control.planning.split import FellowCards, Pins, PlacedCard, Split, fellows_of, split, split_at
-from control.planning.summary import WHAT_IF_NOTE, left_out_line, planned_card
+from control.planning.summary import WHAT_IF_NOTE, left_out_line, needs_line, planned_card
 from control.planning.usable import Card, Wanted, examine
 from stage_runtime.kv_costs import ServePrices, ServeShape
 from stage_runtime.places import CardPlace, Device
 from transport.api.plans import PlannedCard
 from transport.api.serving import KvStorage, ServedStage, ServePlanView
 from transport.errors import SwarmError
-from transport.units import human_bytes
 
 LONGEST_CONTEXT = 1_048_576
 MAX_STAGES = 16
@@ -124,12 +123,12 @@ def _served(inputs: Inputs, ask: ServeAsk, quantization: Quantization) -> _Serve
         shape = _longest_shape(inputs, ask, shape, fellows)
     found = _placed(inputs, ask, shape, fellows)
     if found is None:
+        fellows = fellows[: ask.stages]
         nearest = split(fellows, _book(inputs, shape), Pins())
-        need = sum(card.price.total for card in nearest.cards)
-        free = sum(one.free_bytes for one in fellows)
+        over = "" if ask.stages is None else f" over {ask.stages} stage(s), as you asked"
         reason = (
-            f"not enough memory for a context of {ask.context_tokens:,} tokens: the model needs "
-            f"{human_bytes(need)} on cards that have {human_bytes(free)} free"
+            f"not enough memory for a context of {ask.context_tokens:,} tokens{over}: "
+            f"{needs_line(nearest, fellows, 'the model')}"
         )
         return _Served(ask, shape, cards, nearest, "", reason)
     disk = Disk(inputs.model.facts, inputs.model.source, inputs.model.files)
@@ -343,7 +342,12 @@ def _rows(served: _Served) -> list[PlannedCard]:
 
 
 def _spare(served: _Served) -> str:
-    return "not needed: the plan fits without it" if served.split else "too few fellows with it"
+    if not served.split:
+        return f"not enough fellows even with it: {served.ask.stages or 1} needed"
+    stages = served.ask.stages
+    if served.reason and stages is not None:
+        return f"not one of the {stages} stage(s) that you asked for"
+    return "not needed: the plan fits without it"
 
 
 def _name(view: ServePlanView) -> str:

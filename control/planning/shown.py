@@ -24,6 +24,7 @@ from control.planning.summary import (
     took_line,
 )
 from control.planning.terms import Terms
+from control.planning.together import crowd_of
 from control.planning.usable import Card
 from transport.api.plans import (
     Boundary,
@@ -77,7 +78,7 @@ def plan_of(ask: Ask, cards: Sequence[Card], found: Found, left_out: LeftOut, te
 def _layout(ask: Ask, found: Found, settings: TrainSettings) -> Layout:
     made = found.split
     pace = _pace(ask, made, settings)
-    step_s = None if pace is None else pace.step_s(made)
+    step_s = None if pace is None else pace.step_s(made) * crowd_of(made, pace).longer
     longest = longest_held(made, ask.model.facts, settings) if not found.reason else None
     return Layout(
         stages=[_planned_stage(ask, stage) for stage in made.stages],
@@ -135,6 +136,9 @@ def _chosen_split(ask: Ask, found: Found, settings: TrainSettings, terms: Terms)
     return [Chosen(setting="split", value=made.counts, reason=why)]
 
 
+FEW = "not enough fellows even with it"
+
+
 def waiting_plan(ask: Ask, cards: Sequence[Card], left_out: LeftOut, reason: str) -> Plan:
     view = PlanView(
         summary=f"This run would wait: {reason}.",
@@ -146,10 +150,7 @@ def waiting_plan(ask: Ask, cards: Sequence[Card], left_out: LeftOut, reason: str
         layout=Layout(stages=[], limit="", idle_share=None, step_s=None, step_is="unknown"),
         settings=None,
         chosen=[],
-        cards=[
-            planned_card(c, None, c.reason or left_out.reasons.get(c.id, "too few fellows with it"))
-            for c in cards
-        ],
+        cards=[planned_card(c, None, c.reason or left_out.reasons.get(c.id, FEW)) for c in cards],
         data=ask.data,
         config=ask.config,
     )
@@ -265,6 +266,9 @@ def _speed_notes(ask: Ask, found: Found) -> list[str]:
         hosts = {one.fellow_id: one.cards[0].fellow.hostname for one in fellows}
         where = f" ({hosts[gap[0]]} to {hosts[gap[1]]})" if gap[0] in hosts else ""
         notes.append(f"the network is left out of the step: links have no figures{where}")
+    pace = _pace(ask, found.split, found.settings)
+    if pace is not None and (words := crowd_of(found.split, pace).words):
+        notes.append(words)
     if found.bound_s is not None and found.tried.seconds > found.bound_s * 1.0005:
         above = 100 * (found.tried.seconds / found.bound_s - 1)
         notes.append(

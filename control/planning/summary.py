@@ -148,13 +148,13 @@ def paragraph(split: Split, settings: TrainSettings, took: str, limit: str) -> s
     )
 
 
-def needs_line(split: Split, fellows: Sequence[FellowCards]) -> str:
+def needs_line(split: Split, fellows: Sequence[FellowCards], what: str = "the run") -> str:
     """What is missing, with the numbers."""
     need = sum(card.price.total for card in split.cards)
     free = sum(fellow.free_bytes for fellow in fellows)
     fullest = split.fullest
     return (
-        f"the run needs {human_bytes(need)} on {len(split.cards)} card(s) that have "
+        f"{what} needs {human_bytes(need)} on {len(split.cards)} card(s) that have "
         f"{human_bytes(free)} free, and {fullest.card.title} would hold "
         f"{human_bytes(fullest.price.total)} of {human_bytes(fullest.card.free_bytes)}"
     )

@@ -131,11 +131,16 @@ def _reason(fellow: FellowNow, report: CardReport, wanted: Wanted) -> str:
     lacks = sorted(wanted.features - set(heartbeat.machine.features))
     if lacks:
         return f"fellow cannot do {', '.join(lacks)}: update it, or install its training packages"
+    # A card without room did not choose the format: what it lacks first is room.
+    return _memory_reason(report, wanted) or _format_reason(report, wanted)
+
+
+def _format_reason(report: CardReport, wanted: Wanted) -> str:
     if wanted.number_format and wanted.number_format not in report.number_formats:
         return f"does not run {wanted.number_format}"
     if wanted.stored not in ("none", *report.number_formats):
         return f"has not proved {wanted.stored} weights (its self-test failed or has not run yet)"
-    return _memory_reason(report, wanted)
+    return ""
 
 
 def _memory_reason(report: CardReport, wanted: Wanted) -> str:

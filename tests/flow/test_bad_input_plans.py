@@ -106,6 +106,9 @@ async def typed(world: World, config: dict[str, Any], inventory: dict[str, Any])
         (cards({"nam": "a", "cards": []}), ("did you mean 'name'?",)),
         (cards(*A_CARD, links=[{"sender": "atlas", "taker": "x", "bytes_per_s": 1.0}]),
          ("a link names 'x', which is not a fellow",)),
+        (cards({"name": "a", "cards": [], "up_bytes_per_s": 1.0}),
+         ("give up_bytes_per_s and down_bytes_per_s",)),
+        (cards({"name": "a", "cards": [{"card": "RTX 4090", "free_gb": -3}]}), ("/free_gb",)),
         ({"version": 2, "fellows": []}, ("/version",)),
     ],
 )  # fmt: skip

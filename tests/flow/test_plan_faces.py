@@ -48,7 +48,7 @@ async def test_an_inventory_is_planned_without_a_pool_or_a_hub_and_cannot_be_sub
 
 
 async def test_an_offer_is_stored_and_can_be_submitted_as_it_is(pool: Pool) -> None:
-    await pool.add_fellow(free_gb=0.0092)
+    fellow = await pool.add_fellow(free_gb=0.0092)
     config = job_config(batch_size=128, micro_batches=1, seq_len=16)
     plan: PlanView = await pool.ask("jobs_plan", pool=POOL, config=config)
     assert not plan.fits
@@ -56,6 +56,15 @@ async def test_an_offer_is_stored_and_can_be_submitted_as_it_is(pool: Pool) -> N
     assert offer.plan_id is not None
     call = next(one for one in plan.next if "plan_id" in one.arguments)
     assert call.arguments["plan_id"] == offer.plan_id
+    for one in plan.offers:
+        config = one.config.model_dump(mode="json")
+        job = await pool.ask("jobs_submit", pool=POOL, config=config, plan_id=one.plan_id)
+        assert (job.state, job.plan_id) == ("starting", one.plan_id)
+        await pool.ask("jobs_cancel", job_id=job.job_id)
+        fellow.beat()  # it has stopped
+        await pool.clock.advance(1)
+        fellow.beat()
+        await pool.leader.office.jobs.schedule()
     job = await pool.ask("jobs_submit", **call.arguments)
     assert (job.state, job.plan_id) == ("starting", offer.plan_id)
 

@@ -52,6 +52,14 @@ class InventoryFellow(Model):
     latency_s: Annotated[float, Field(ge=0, le=60)] = 0.0
     """From this machine to the middle of the network."""
 
+    @model_validator(mode="after")
+    def _both_ways(self) -> "InventoryFellow":
+        if (self.up_bytes_per_s is None) != (self.down_bytes_per_s is None):
+            raise ValueError(
+                f"{self.name} tells one rate of its line: give up_bytes_per_s and down_bytes_per_s"
+            )
+        return self
+
 
 class InventoryLink(Model):
     """One direction between two machines; stands over their own lines."""

@@ -127,6 +127,13 @@ def test_cached_models_are_told(tmp_path: Path) -> None:
     assert inventory.machine().cached_models == ["org/name"]
 
 
+def test_fellows_of_one_machine_tell_one_name_of_its_start(tmp_path: Path) -> None:
+    one, other = (Inventory([], f"f-{x * 8}", Places(tmp_path, "::1")) for x in "ab")
+    assert one.machine().boot == other.machine().boot
+    if Path("/proc/sys/kernel/random/boot_id").exists():
+        assert one.machine().boot
+
+
 def test_towards_a_leader_on_this_machine_the_address_is_loopback() -> None:
     assert address_towards("http://127.0.0.1:7420") == "127.0.0.1"
     assert address_towards("http://no-such-host.invalid") == "127.0.0.1"

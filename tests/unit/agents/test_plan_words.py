@@ -1,12 +1,18 @@
 """`swarm plan --inventory` and `swarm model-load --plan`: what is asked, what a person reads."""
 
+import io
 from pathlib import Path
 from typing import Any
 
 import yaml
+from rich.console import Console
+from rich.text import Text
 
+from agents.cli.render_plan import cards_text
+from agents.cli.tables import Labelled
 from tests.unit.agents.conftest import Swarm
 from tests.unit.agents.rest_twin import POOL, RestTwin, a_config, a_plan
+from transport.api.plans import PlannedCard
 
 CARDS: dict[str, Any] = {"version": 1, "fellows": [{"name": "atlas", "cards": ["RTX A4000"]}]}
 
@@ -92,3 +98,50 @@ def test_a_load_that_does_not_fit_waits_and_loading_itself_is_not_there_yet(
     refused = swarm("model-load", "local:tiny")
     assert refused.code == 7
     assert "--plan" in refused.err
+
+
+def test_a_wrong_inventory_file_is_called_one_and_not_a_job_file(
+    swarm: Swarm, tmp_path: Path
+) -> None:
+    job, words = _write(tmp_path / "job.yaml", a_config()), tmp_path / "words.yaml"
+    words.write_text("hello")
+    absent = swarm("plan", "--config", job, "--inventory", tmp_path / "none.yaml")
+    assert absent.code == 4
+    assert "there is no inventory file" in absent.err
+    assert "--inventory FILE" in absent.err
+    wrong = swarm("plan", "--config", job, "--inventory", words)
+    assert wrong.code == 2
+    assert "is no inventory file: it holds no settings" in wrong.err
+    assert "docs/inventory-file.md" in wrong.err
+
+
+def test_on_a_terminal_of_80_columns_words_stand_under_words_and_nothing_is_wider() -> None:
+    reason = "8 + 40 by measured float16 speed within each card's memory (20 + 28 by free memory)"
+    lines = _printed(Labelled("Chosen", f"split [8, 40]: {reason}, a step 43 % shorter"))
+    assert len(lines) == 2
+    assert lines[0].startswith("Chosen   split")
+    assert lines[1].startswith(" " * 9)
+    assert lines[1][9] != " "
+    assert max(map(len, lines)) <= 80
+
+
+def test_cards_of_one_name_are_named_once() -> None:
+    cards = [a_card_row(0), a_card_row(1)]
+    assert cards_text(["f-aaaaaaaa:0", "f-aaaaaaaa:1"], cards) == "GTX 1660 SUPER #0, #1"
+
+
+def _printed(line: Labelled) -> list[str]:
+    console = Console(
+        file=io.StringIO(), width=80, force_terminal=True, no_color=True, markup=False
+    )
+    with console.capture() as told:
+        console.print(line)
+    return [Text.from_ansi(row).plain.rstrip() for row in told.get().rstrip("\n").split("\n")]
+
+
+def a_card_row(index: int) -> PlannedCard:
+    return PlannedCard(
+        card=f"f-aaaaaaaa:{index}", fellow_id="f-aaaaaaaa", hostname="atlas",
+        name="GTX 1660 SUPER", uuid=f"u{index}", used=True, reason="", stage=0, first_layer=0,
+        last_layer=1, total_bytes=6, free_bytes=5, planned_bytes=4, segments=[],
+    )  # fmt: skip

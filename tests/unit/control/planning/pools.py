@@ -73,15 +73,19 @@ def a_fellow(
     **more: Any,
 ) -> FellowNow:
     fellow_id = f"f-{letter * 8}"
+    told: dict[str, Any] = {
+        "features": ["stage", "lora", "full"],
+        "version": "0.1.0",
+        "cores": 4,
+    }
     machine = MachineReport(
         hostname=f"host-{letter}",
         system="Linux",
-        cores=4,
         memory_bytes=16 * GB,
         memory_free_bytes=12 * GB,
         disk_free_bytes=None if disk_gb is None else int(disk_gb * GB),
         listen_address="127.0.0.1",
-        **({"features": ["stage", "lora", "full"], "version": "0.1.0"} | more),
+        **(told | more),
     )
     heartbeat = Heartbeat(
         protocol=1, fellow_id=fellow_id, machine=machine, cards=list(cards or (a_card(),))

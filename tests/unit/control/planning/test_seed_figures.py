@@ -4,8 +4,7 @@ import pytest
 
 from control.planning.maximize import maximized, with_seq_len
 from control.planning.plan import Plan
-from stage_runtime.costs import Prices
-from stage_runtime.places import CardPlace, Device
+from tests.oracle.seed_figures import recompute_costs, weights_gb
 from tests.unit.control.planning.papers import (
     NEMOTRON,
     QWEN_14B,
@@ -14,32 +13,18 @@ from tests.unit.control.planning.papers import (
     on_paper,
     three_cards,
 )
-from transport.units import GB
 
 
 def _counts(plan: Plan) -> list[int]:
     return [stage.last_layer - stage.first_layer + 1 for stage in plan.stages]
 
 
-def _weights(quantization: str) -> float:
-    """GB of all weights on one card, tables included."""
-    inputs = on_paper(NEMOTRON, machine("a", "H100 80GB"))
-    job = a_model_job(NEMOTRON, {"nf4": 4}.get(quantization, "none"), train__batch_size=1)
-    settings = inputs.place(job).view.settings
-    assert settings is not None
-    assert settings.quantization == quantization
-    facts = inputs.model.facts
-    place = CardPlace(0, 1, 0, facts.num_layers - 1)
-    price = Prices(facts, settings).of(place, Device("cuda"))
-    return (price.weights + price.embeddings) / GB
-
-
 def test_a_14b_model_holds_30_gb_in_half_precision_and_8_to_10_in_4_bits() -> None:
-    assert _weights("none") == pytest.approx(30, rel=0.03)
+    assert weights_gb("none") == pytest.approx(30, rel=0.03)
     # Told: about 8 GB. That is 4 bits for every layer (0.516 bytes a parameter, 6.8 GB) and one
     # table in 16 bits; this model's head is not its embedding, so there are two of 1.56 GB.
-    assert _weights("nf4") == pytest.approx(8, rel=0.31)
-    assert _weights("nf4") - 1.56 == pytest.approx(8, rel=0.12)
+    assert weights_gb("nf4") == pytest.approx(8, rel=0.31)
+    assert weights_gb("nf4") - 1.56 == pytest.approx(8, rel=0.12)
 
 
 def test_qwen3_14b_trains_in_4_bits_on_two_4_gb_and_two_6_gb_cards() -> None:
@@ -141,3 +126,9 @@ def test_882_300_tokens_are_so_many_batches(seq_len: int, batches: int) -> None:
     data = inputs.place(job).view.data
     assert data is not None
     assert data.batches == batches
+
+
+def test_recompute_costs_a_half_more_with_frozen_weights_and_a_third_in_a_full_fine_tune() -> None:
+    # Told: a third, 4 passes for 3. Frozen weights have no gradient: 3 passes for 2.
+    assert recompute_costs("lora") == pytest.approx(0.5, abs=0.05)
+    assert recompute_costs("full") == pytest.approx(1 / 3, abs=0.02)

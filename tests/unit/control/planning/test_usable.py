@@ -55,6 +55,11 @@ def test_a_format_a_feature_and_the_callers_wish_leave_cards_out() -> None:
     assert _reason(fellow, exclude=frozenset({"f-aaaaaaaa:0"})) == "left out by you"
 
 
+def test_a_card_without_room_is_left_out_for_that_whatever_format_the_others_chose() -> None:
+    fellow = a_fellow("a", a_card(gb=1))
+    assert _reason(fellow, number_format="float16") == "1 GB free, below the 4 GB floor"
+
+
 def test_a_card_to_leave_out_that_does_not_exist_is_refused() -> None:
     with pytest.raises(SwarmError) as refusal:
         examine([a_fellow("a")], _wanted(exclude=frozenset({"f-zzzzzzzz:3"})))
