@@ -14,7 +14,8 @@ def if_lost_text(job: JobView, ready: IfLost) -> str:
         return f"{without}: {taker} takes its stage"
     if ready.then == "split":
         when = f"after {human_seconds(ready.after_s)} " if ready.after_s else ""
-        return f"{without}: {when}split again over {len(ready.fellows)} fellows"
+        count = len(ready.fellows)
+        return f"{without}: {when}split again over {count} fellow{'s' if count > 1 else ''}"
     if ready.then == "wait":
         limit = human_seconds(job.config.train.recovery_wait_s)
         return f"{without}: waits up to {limit} for it or a standby{why}"

@@ -4,6 +4,7 @@ In memory only. Planned anew when the pool has changed, off the event loop; a pl
 held against the pool of that moment first. Decides nothing: recovery does.
 """
 
+import logging
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -18,6 +19,8 @@ from control.store.stages import Stage
 from transport.api.job_config import JobConfig
 from transport.api.jobs import IfLost
 from transport.errors import SwarmError
+
+log = logging.getLogger(__name__)
 
 REST_S = 30.0
 """How long a job's plans are kept although the pool changes: a pool that flaps is not followed."""
@@ -117,7 +120,10 @@ class ReadyPlans:
         try:
             return await self._found(job, rows, lost)
         except SwarmError as error:
-            return Ready(IfLost(fellow_id=lost, then="unknown", why=error.message), None)
+            return _none(lost, "unknown", error.message)
+        except Exception:
+            log.exception("no plan for a loss", extra={"job": job.job_id, "without": lost})
+            return _none(lost, "unknown", "the leader failed to plan it; its log has the reason")
 
     async def _found(self, job: Job, rows: Rows, lost: str) -> Ready:
         train = job.config.train
