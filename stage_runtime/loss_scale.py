@@ -7,6 +7,7 @@ same rule, so all agree on the factor without telling each other. Weights that t
 Source of the method: Micikevicius et al. 2018, "Mixed Precision Training".
 """
 
+import re
 from dataclasses import dataclass
 
 from transport.errors import SwarmError
@@ -33,6 +34,28 @@ class LossScale:
         """The factor at the start of a run in this format."""
         return cls(FIRST, moves=True) if dtype == "float16" else cls()
 
+    def told(self) -> str:
+        """As a saved state keeps it; "" for formats that need none."""
+        return f"{self.value!r} {self.good_steps}" if self.moves else ""
+
+    def go_on(self, told: str) -> None:
+        """Take what a saved state kept; one from before it was kept leaves the factor as it is.
+
+        Raises:
+            SwarmError: invalid-input; it is no factor.
+        """
+        if not self.moves or not told:
+            return
+        found = re.fullmatch(r"([0-9.e+-]{1,32}) ([0-9]{1,6})", told)
+        value = _number(found[1]) if found else 0.0
+        if not LEAST <= value <= MOST:
+            raise SwarmError(
+                "invalid-input",
+                f"the saved step holds {told[:40]!r} as its loss scale",
+                hint="resume from another saved step, or train it again",
+            )
+        self.value, self.good_steps = value, int(found[2]) if found else 0
+
     def took(self, *, overflowed: bool) -> None:
         """Follow a step's verdict: half the factor after an overflow, twice after many good steps.
 
@@ -53,3 +76,10 @@ class LossScale:
         self.good_steps += 1
         if self.good_steps >= GROW_AFTER:
             self.value, self.good_steps = min(MOST, 2 * self.value), 0
+
+
+def _number(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        return 0.0

@@ -73,7 +73,15 @@ class Copies:
         return place
 
 
-def write_state(path: Path, order: StageOrder, step: int, tensors: Mapping[str, Tensor]) -> str:
+@dataclass(frozen=True)
+class SavedAt:
+    """When a copy was taken, and the loss scale then; "" for formats without one."""
+
+    step: int
+    loss_scale: str = ""
+
+
+def write_state(path: Path, order: StageOrder, at: SavedAt, tensors: Mapping[str, Tensor]) -> str:
     """Write a copy as a file that is whole or absent; returns its SHA-256.
 
     Raises:
@@ -84,7 +92,7 @@ def write_state(path: Path, order: StageOrder, step: int, tensors: Mapping[str, 
     raw = {name: _bytes(tensors[name]) for name in names}
     for name in names:
         _refuse_not_finite(name, tensors[name])
-    header = _header(order, step, tensors, raw)
+    header = _header(order, at, tensors, raw)
     whole = hashlib.sha256()
     path.parent.mkdir(parents=True, exist_ok=True)
     beside = path.with_name(f"{path.name}.part")
@@ -102,9 +110,9 @@ def write_state(path: Path, order: StageOrder, step: int, tensors: Mapping[str, 
 
 
 def _header(
-    order: StageOrder, step: int, tensors: Mapping[str, Tensor], raw: Mapping[str, memoryview]
+    order: StageOrder, at: SavedAt, tensors: Mapping[str, Tensor], raw: Mapping[str, memoryview]
 ) -> bytes:
-    told: dict[str, Any] = {"__metadata__": _metadata(order, step, raw)}
+    told: dict[str, Any] = {"__metadata__": _metadata(order, at, raw)}
     place = 0
     for name, data in raw.items():
         tensor = tensors[name]
@@ -119,8 +127,8 @@ def _header(
     return struct.pack("<Q", len(text)) + text
 
 
-def _metadata(order: StageOrder, step: int, raw: Mapping[str, memoryview]) -> dict[str, str]:
-    settings = order.settings
+def _metadata(order: StageOrder, at: SavedAt, raw: Mapping[str, memoryview]) -> dict[str, str]:
+    settings, step = order.settings, at.step
     schedule = {
         "kind": settings.lr_schedule,
         "step": step,
@@ -136,6 +144,7 @@ def _metadata(order: StageOrder, step: int, raw: Mapping[str, memoryview]) -> di
         "num_stages": str(order.num_stages),
         "first_layer": str(order.first_layer),
         "last_layer": str(order.last_layer),
+        **({"loss_scale": at.loss_scale} if at.loss_scale else {}),
         "schedule": json.dumps(schedule, separators=(",", ":")),
         "digests": json.dumps(digests, separators=(",", ":")),
     }
@@ -202,6 +211,23 @@ def restore(
             }
         found += 1 + len(values)
     return RestoredFrom(order.resume.step, found)
+
+
+def read_loss_scale(order: StageOrder, files: Sequence[Path]) -> str:
+    """The loss scale of a saved step, the same in all its files; "" when it keeps none.
+
+    Raises:
+        SwarmError: invalid-input; a file cannot be read, or is of another step.
+    """
+    for path in files[:1]:
+        try:
+            with safe_open(str(path), framework="pt") as opened:
+                told = opened.metadata() or {}
+        except (SafetensorError, OSError, ValueError) as error:
+            raise _unfit(f"a file of the saved step cannot be read: {str(error)[:200]}") from error
+        _refuse_other(order, told)
+        return str(told.get("loss_scale", ""))
+    return ""
 
 
 def read_constants(order: StageOrder, files: Sequence[Path]) -> dict[str, Tensor]:

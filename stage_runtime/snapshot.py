@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from stage_runtime.leader_files import LeaderAccess, fetch_file, refuse_full_disk
-from stage_runtime.saved_state import Copies, write_state
+from stage_runtime.saved_state import Copies, SavedAt, write_state
 from transport.errors import SwarmError
 from transport.orders import StageOrder
 from transport.units import human_bytes
@@ -48,8 +48,12 @@ class SavePlace:
 
 @dataclass(frozen=True)
 class _Copy:
-    step: int
+    at: SavedAt
     tensors: dict[str, Tensor]
+
+    @property
+    def step(self) -> int:
+        return self.at.step
 
 
 class Saver:
@@ -90,7 +94,7 @@ class Saver:
         with self._lock:
             return self._waiting is not None or self._is_sending
 
-    def after_step(self, step: int, step_s: float, num_busy: int) -> None:
+    def after_step(self, step: int, step_s: float, num_busy: int, loss_scale: str = "") -> None:
         """Save this step if it is time and no stage is busy; num_busy is the same on all stages.
 
         Takes as long as copying what the stage trains and its moments.
@@ -100,7 +104,7 @@ class Saver:
         if num_busy or not is_due or step >= self._order.settings.steps:
             return
         self._last = step
-        copied = _Copy(step, {**self._copies.take(), **self._constants})
+        copied = _Copy(SavedAt(step, loss_scale), {**self._copies.take(), **self._constants})
         with self._lock:
             if not self._is_over:
                 self._waiting = copied
@@ -146,7 +150,7 @@ class Saver:
         refuse_full_disk(self._place.folder, size, "a saved step")
         path = self._place.folder / f"step-{copied.step}.safetensors"
         try:
-            digest = write_state(path, self._order, copied.step, copied.tensors)
+            digest = write_state(path, self._order, copied.at, copied.tensors)
             if self._upload(path, copied.step, digest):
                 log.info("step %d is saved (%s)", copied.step, human_bytes(path.stat().st_size))
         finally:

@@ -35,7 +35,7 @@ from stage_runtime.process_group import SwarmGroup, TensorKind
 from stage_runtime.progress import StepLog, tell_data, tell_share
 from stage_runtime.recompute import Rebuilds
 from stage_runtime.result import SavedFile, save_trained
-from stage_runtime.saved_state import read_constants, restore
+from stage_runtime.saved_state import read_constants, read_loss_scale, restore
 from stage_runtime.snapshot import SavePlace, Saver
 from stage_runtime.stage import (
     DTYPES,
@@ -256,7 +256,8 @@ def train(
         _tell_step(outcome, report)
         if stage.saver is not None:
             with group.marks.of(SNAPSHOT):
-                stage.saver.after_step(step, outcome.step_s, stage.savers_busy)
+                scale = stage.scale.told()
+                stage.saver.after_step(step, outcome.step_s, stage.savers_busy, scale)
         if step == min(done + COUNTED_STEPS, order.settings.steps):
             _tell_memory(meter, report)
         if _is_due(order, step):
@@ -280,6 +281,7 @@ def _go_on(stage: RunningStage, place: SavePlace | None) -> int:
         assert place is not None
         found = restore(order, stage.trained, stage.optimizer, place.resumed)
         done = found.step
+        stage.scale.go_on(read_loss_scale(order, place.resumed))
         if stage.tied is not None:
             stage.tied.spread()  # the last stage's copy of the table is not saved
         log.info("goes on after step %d, from %d saved tensors", done, found.tensors)

@@ -140,9 +140,13 @@ def _tensors(
             for file, told in files.items()
         }
         shapes = {n: list(t.shape) for told in files.values() for n, t in told.tensors.items()}
-        return sizes, shapes
+        lost = [(n, file) for n, file in metadata.weight_map.items() if n not in sizes[file]]
     except (json.JSONDecodeError, AttributeError, KeyError, TypeError):
         raise _broken(repository, "the index of its weight files cannot be read") from None
+    if lost:
+        name, file = min(lost)
+        raise _broken(repository, f"{file[:80]} lacks the tensor {name[:80]} of its index")
+    return sizes, shapes
 
 
 def _ask_cache(hub: Any, repository: str, revision: str | None, why: str) -> HubModel:

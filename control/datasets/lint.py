@@ -12,8 +12,10 @@ from typing import Any
 
 import numpy as np
 
+from control.datasets.rows import place_words
 from control.datasets.tokenize import Tokens
 from control.datasets.tokenizer_folder import TokenizerFolder
+from transport.errors import SwarmError
 
 LONG_LINE = 20_000  # characters of a document without a line's end
 SAMPLE_TOKENS = 110
@@ -60,6 +62,8 @@ class Lint:
         self._places = array("q")
         self._document: _Document | None = None
         self._sample: list[tuple[str, bool]] | None = None
+        self._first: list[tuple[str, bool]] | None = None
+        """The beginning of the first row that is not empty, learned or not."""
         self._turn_ends: set[int] = set()
         self.num_rows = 0
         self.num_eos = 0
@@ -67,6 +71,8 @@ class Lint:
     def look(self, told: Tokens) -> None:
         """Take in what was encoded."""
         self.num_rows += len(told.places)
+        if self._first is None and len(told.ids):
+            self._first = decoded(self._source, told)
         if self._sample is None and told.supervised.any():
             self._sample = _around_learned(self._source, told)
         if told.kind == "tokens":
@@ -91,6 +97,16 @@ class Lint:
             "stops": [self._source.tokenizer.id_to_token(one) for one in sorted(self._stops)[:3]],
             "sample": marked_text(self._sample or []),
         }
+
+    def useless(self, error: SwarmError, names: list[str]) -> SwarmError:
+        """The refusal of data of which nothing is learned, with the first such row."""
+        fault = self._faults.get("masked")
+        if fault is None:
+            return error
+        where = place_words(fault.place, names)
+        count = f"{fault.count:,} have all their tokens masked, first {where}"
+        facts = {**error.facts, "untrusted_sample": marked_text(self._first or [])}
+        return SwarmError(error.code, f"{error.message}: {count}", hint=error.hint, facts=facts)
 
     def _note(self, fault: str, place: int) -> None:
         self._faults.setdefault(fault, Fault()).note(place)

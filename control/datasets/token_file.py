@@ -296,6 +296,7 @@ def measure(
             "invalid-input",
             f"all targets of the {train} training sequences are masked at {seq_len} tokens",
             hint="set a longer train.seq_len: the prompts alone fill the sequences",
+            facts={"count": long_prompts.count, "place": long_prompts.place},
         )
     made = TokenFile(**file, train_sequences=train, held_out_sequences=held)
     return Measured(made, learned / max(1, targets), truncated, long_prompts)

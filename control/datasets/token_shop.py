@@ -16,7 +16,7 @@ from typing import Any
 from control.clock import Clock
 from control.datasets import held_out, token_file
 from control.datasets.child import Limits, run_child
-from control.datasets.rows import Layout, layout_of
+from control.datasets.rows import Layout, layout_of, place_words
 from control.datasets.token_file import Measured
 from control.datasets.tokenizer_folder import TokenizerFolder
 from control.store import buckets
@@ -264,10 +264,26 @@ class TokenShop:
         key = (digest, wish.seq_len, asked.model_dump_json())
         if key not in self._measured:
             path = self.path(digest)
-            measured = await asyncio.to_thread(token_file.measure, path, told, wish.seq_len, asked)
+            try:
+                measured = await asyncio.to_thread(
+                    token_file.measure, path, told, wish.seq_len, asked
+                )
+            except SwarmError as error:
+                raise _with_row(error, told, wish) from None
             self._measured[key] = measured
             _shorten(self._measured)
         return self._measured[key]
+
+
+def _with_row(error: SwarmError, told: Mapping[str, Any], wish: Wish) -> SwarmError:
+    """The refusal of masked data with the first row, and a decoded one, where rows are known."""
+    place = int(error.facts.get("place", -1))
+    if place < 0:
+        return error
+    first = place_words(place, [file.name for file in wish.files])
+    words = f"{error.message}: {error.facts['count']:,} rows, first {first}"
+    facts = {"count": error.facts["count"], "untrusted_sample": str(told["lint"]["sample"])}
+    return SwarmError(error.code, words, hint=error.hint, facts=facts)
 
 
 def _shorten(remembered: "OrderedDict[Any, Any]") -> None:

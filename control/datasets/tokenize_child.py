@@ -95,7 +95,10 @@ def _tokenize(asked: Mapping[str, Any]) -> dict[str, Any]:
         asked["layout"], folder.pad_id, _decide(held, asked, sources), asked["align"]
     )
     tokens = _watched(encoder.encode(_counted(_rows(sources), asked["files"])), lint)
-    made = token_file.write(tokens, shape, Path(asked["target"]), Path(asked["work"]))
+    try:
+        made = token_file.write(tokens, shape, Path(asked["target"]), Path(asked["work"]))
+    except SwarmError as error:
+        raise lint.useless(error, [source.name for source in sources]) from error
     return {**made, "lint": lint.told()}
 
 

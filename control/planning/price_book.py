@@ -4,7 +4,7 @@ Pure. Layers that are alike have one price wherever they lie, so a place is reme
 layers are, not by their numbers; and by what of its stage changes a price, not by its number.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -27,6 +27,7 @@ class PriceBook:
         self._known: dict[tuple[object, ...], Price] = {}
         self._columns: dict[tuple[object, ...], Column] = {}
         self._starts: dict[int, list[int]] = {}
+        self._spreads: dict[tuple[object, ...], tuple[int, ...]] = {}
 
     @cached_property
     def uniform(self) -> bool:
@@ -76,6 +77,23 @@ class PriceBook:
         first, last = place.stage == 0, place.stage == place.num_stages - 1
         live = live_micro_batches(self.settings, place.stage, place.num_stages)
         return first, last, live, place.takes_input, place.gives_output
+
+    def spread(
+        self, card: str, stage: CardPlace, laid: Callable[[], tuple[int, ...]]
+    ) -> tuple[int, ...]:
+        """The layers of each card of a fellow: where layers are alike, laid once for each seat.
+
+        Args:
+            card: the fellow's first card that is used.
+            stage: the stage's place, as if it were one card's.
+        """
+        if not self.uniform:
+            return laid()
+        key = (card, *self._seat(stage), stage.first_layer == 0, stage.num_layers)
+        found = self._spreads.get(key)
+        if found is None:
+            found = self._spreads[key] = laid()
+        return found
 
     def total(self, place: CardPlace, device: Device) -> int:
         """All that a card must have free for a place."""

@@ -227,16 +227,16 @@ def spread(cards: Sequence[Card], prices: PriceBook, stage: StageLayers) -> tupl
         first = max(stage.first_layer, min(first, prices.facts.num_layers - count))
         return prices.of(place(i, first, count), cards[i].device).total
 
-    def alike(i: int, count: int) -> int:
-        return columns[i][count]
+    def laid() -> tuple[int, ...]:
+        columns = [
+            prices.column(place(i, stage.first_layer + i, 0), card.device)
+            for i, card in enumerate(cards)
+        ]
+        free = [max(1, card.free_bytes) for card in cards]
+        each = (lambda i, n: columns[i][n]) if prices.uniform else price
+        return lay(count, free, each).layers if ends else (count,)
 
-    columns = [
-        prices.column(place(i, stage.first_layer + i, 0), card.device)
-        for i, card in enumerate(cards)
-    ]
-    free = [max(1, card.free_bytes) for card in cards]
-    each = alike if prices.uniform else price
-    counts = lay(count, free, each).layers if ends else (count,)
+    counts = prices.spread(cards[0].id, place(0, stage.first_layer, count), laid)
     placed = []
     for i, (first, last) in enumerate(spans(counts, stage.first_layer)):
         where = place(i, first, last - first + 1)

@@ -15,6 +15,7 @@ from typing import Any
 
 import psutil
 import pytest
+from safetensors.torch import load_file, save_file
 
 from agents.demo.processes import Child, wait_until
 from tests.acceptance.real_pool import RealPool
@@ -284,3 +285,22 @@ def test_a_daemon_that_is_killed_takes_its_worker_along_and_the_pool_goes_on_whe
     pool.household.children.insert(2, again)
     assert complete(pool).state == "completed"
     assert fellow_id in pool.job(job.job_id).reason
+
+
+def test_a_weight_that_is_no_number_fails_the_job_by_its_name(pool: RealPool) -> None:
+    folder = write_tiny_model(pool.folder / "spoiled", "llama")
+    file = min(folder.glob("*.safetensors"))
+    tensors = load_file(file)
+    name = next(name for name in sorted(tensors) if "layers" in name)
+    tensors[name].view(-1)[0] = float("nan")
+    save_file(tensors, file)
+    pool.add_model(folder, "spoiled")
+    pool.wait_ready()
+    config = a_config(steps=2) | {"model": {"id": "local:spoiled", "dtype": "float32"}}
+
+    job = pool.wait_end(pool.submit(pool.plan(config)).job_id)
+
+    assert job.state == "failed"
+    assert "invalid-input" in job.reason
+    assert f"{name} in {file.name} holds NaN" in (job.untrusted_error or "")
+    assert complete(pool).state == "completed"

@@ -155,7 +155,11 @@ USELESS: dict[str, tuple[str, str, dict[str, Any], tuple[str, ...]]] = {
         PAIR * 4,
         "rows.jsonl",
         {},
-        ("all targets of the ", "are masked at 8 tokens", "longer train.seq_len"),
+        (
+            "all targets of the ",
+            "are masked at 8 tokens: 3 rows, first rows.jsonl line 1",
+            "longer train.seq_len",
+        ),
     ),
 }
 

@@ -53,6 +53,8 @@ def repositories(folder: Path) -> dict[str, Repository]:
     places = {"model.norm.weight": LOST, "model.embed_tokens.weight": HERE}
     index = json.dumps({"weight_map": places}).encode()
     nest = b"[" * 100_000
+    stranger = header_of({"model.other": {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}})
+    stranger += b"\0" * 4
     layer = {"model.layers.0.x": {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}}
     return {
         "org/good": whole(folder),
@@ -81,6 +83,9 @@ def repositories(folder: Path) -> dict[str, Repository]:
         "org/few-layers": whole(folder, {WEIGHTS: header_of(layer) + b"\0" * 4}),
         "org/fewer-words": with_config(folder, vocab_size=_words(folder) - 1),
         "org/more-words": with_config(folder, vocab_size=_words(folder) + 1),
+        "org/wrong-index": whole(
+            folder, {WEIGHTS: None, f"{WEIGHTS}.index.json": index, HERE: weights, LOST: stranger}
+        ),
         "org/lost-part": whole(
             folder, {WEIGHTS: None, f"{WEIGHTS}.index.json": index, HERE: weights}
         ),
@@ -118,6 +123,7 @@ HUB_CASES: dict[str, tuple[str, tuple[str, ...]]] = {
     "org/odd-header": ("invalid-input", ("org/odd-header", "model.safetensors", "header")),
     "org/few-layers": ("invalid-input", ("lack 1 of 2 layers", "layer 1")),
     "org/lost-part": ("invalid-input", (f"{LOST} is missing",)),
+    "org/wrong-index": ("invalid-input", ("lacks the tensor model.norm.weight",)),
     "org/fewer-words": ("invalid-input", ("embed_tokens.weight holds", "a vocabulary of")),
     "org/more-words": ("invalid-input", ("embed_tokens.weight holds", "a vocabulary of")),
 }
@@ -198,6 +204,7 @@ SENT: dict[str, tuple[str, ...]] = {
     "org/huge-header": ("model.safetensors", "its header"),
     "org/odd-header": ("model.safetensors", "its header cannot be read"),
     "org/few-layers": ("lack 1 of 2 layers",),
+    "org/wrong-index": (f"{LOST} lacks the tensor model.norm.weight",),
     "org/lost-part": (f"1 of 2 weight files are missing: {LOST}",),
     "org/fewer-words": ("embed_tokens.weight holds", "a vocabulary of"),
     "org/more-words": ("embed_tokens.weight holds", "a vocabulary of"),

@@ -13,6 +13,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file
 
 from control.snapshots.check import check_saved
+from stage_runtime.loss_scale import FIRST
 from tests.oracle.grid import Ground, Point
 from tests.oracle.leader_twin import LeaderTwin
 from tests.oracle.stages import Case, Run, Workers, even_cuts, run_to_end
@@ -102,6 +103,22 @@ def test_a_run_that_goes_on_gives_the_same_bits_as_one_that_never_stopped(
     whole = run_to_end(workers, case, 2)
     rest = run_to_end(workers, going_on(case, leader, even_cuts(case.num_layers, 2)), 2)
     assert list(losses(rest)) == [4, 5, 6, 7, 8]
+    assert losses(rest).items() <= losses(whole).items()
+    assert trained(rest) == trained(whole)
+
+
+def test_a_float16_run_goes_on_with_the_loss_scale_that_it_had(
+    workers: Workers, case: Case, leader: LeaderTwin, tmp_path: Path
+) -> None:
+    half = replace(case, settings=case.settings.model_copy(update={"dtype": "float16"}))
+    whole = run_to_end(workers, half, 2)
+    path = tmp_path / "saved.safetensors"
+    path.write_bytes(saved(leader, 1, 3, 0))
+    with safe_open(path, framework="pt") as opened:
+        value, good_steps = opened.metadata()["loss_scale"].split()
+    skipped = sum(one.skipped for one in whole.workers[0].of(StepDone)[:3])
+    assert (float(value), int(good_steps)) == (FIRST / 2**skipped, 3 - skipped)
+    rest = run_to_end(workers, going_on(half, leader, even_cuts(case.num_layers, 2)), 2)
     assert losses(rest).items() <= losses(whole).items()
     assert trained(rest) == trained(whole)
 

@@ -5,9 +5,11 @@ import re
 
 from stage_runtime.families import FAMILIES
 from tests.house.tree import ROOT
-from tests.oracle.checkpoints import TINY
+from tests.oracle.checkpoints import BLOCKS, TINY
 
-ROW = re.compile(r"^\| `(\w+)` \| [^|]+ \| ([^|]+) \| ([^|]+) \|$", re.MULTILINE)
+ROW = re.compile(
+    r"^\| `(\w+)` \| [^|]+ \| ([^|]+) \| ([^|]+) \| ([^|]+) \| ([^|]+) \|$", re.MULTILINE
+)
 NAME = re.compile(r"`([^`]+)`")
 
 
@@ -15,10 +17,17 @@ def rows() -> dict[str, tuple[tuple[str, ...], tuple[str, ...], list[str]]]:
     """Family -> (attention targets, feed-forward targets, tiny checkpoints) of the page."""
     page = (ROOT / "docs" / "families.md").read_text("utf-8")
     found = {}
-    for family, targets, certified in ROW.findall(page):
+    for family, targets, certified, _, _ in ROW.findall(page):
         attention, mlp = (tuple(NAME.findall(part)) for part in targets.split(";"))
         found[family] = (attention, mlp, NAME.findall(certified))
     return found
+
+
+def formats() -> dict[str, tuple[list[str], list[str]]]:
+    """Family -> (number formats, checkpoints that certify 4 and 8 bits) of the page."""
+    page = (ROOT / "docs" / "families.md").read_text("utf-8")
+    told = ROW.findall(page)
+    return {row[0]: (NAME.findall(row[3]), NAME.findall(row[4])) for row in told}
 
 
 def test_the_page_names_every_family_and_its_adapter_targets() -> None:
@@ -29,6 +38,17 @@ def test_the_page_names_every_family_and_its_adapter_targets() -> None:
 def test_every_family_is_certified_by_checkpoints_of_its_own_and_none_is_left_out() -> None:
     told = {model: family for family, (_, _, models) in rows().items() for model in models}
     assert told == {model: family for model, (family, _) in TINY.items()}
+
+
+def test_the_number_formats_of_every_family_are_those_that_a_plan_may_take() -> None:
+    for name, (told, _) in formats().items():
+        wide = ["float32", "bfloat16"]
+        assert told == (wide if FAMILIES[name].wide_norm else [*wide, "float16"]), name
+
+
+def test_four_and_eight_bits_are_certified_for_every_family() -> None:
+    told = {model: family for family, (_, models) in formats().items() for model in models}
+    assert told == {model: family for model, (family, _) in BLOCKS.items()}
 
 
 def test_the_spread_of_the_default_suite_has_every_family() -> None:

@@ -33,7 +33,7 @@ from control.jobs.adapters import join_tensors
 from control.jobs.boundary_file import is_boundary
 from control.snapshots.check import check_saved
 from control.snapshots.trained import check_trained
-from stage_runtime.saved_state import restore, write_state
+from stage_runtime.saved_state import SavedAt, restore, write_state
 from tests.oracle.settings import some_settings
 from transport.errors import SwarmError
 from transport.orders import CardShare, ModelSource, ResumeFrom, SavedStage, StageOrder
@@ -108,7 +108,7 @@ class Ground:
         for name, weight in self.trained.items():
             for kind, value in self.optimizer.state[weight].items():
                 saved[f"{kind}.{name}"] = value
-        write_state(folder / "saved", self.order, STEP, saved)
+        write_state(folder / "saved", self.order, SavedAt(STEP), saved)
         weights = {name: weight.detach().clone() for name, weight in self.trained.items()}
         save_file(weights, folder / "trained")
         self.saved = (folder / "saved").read_bytes()

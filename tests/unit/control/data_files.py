@@ -20,6 +20,7 @@ from control.datasets.tokenize import Encoder
 from control.datasets.tokenizer_folder import TokenizerFolder
 from transport.api.job_config import HeldOutConfig
 from transport.api.plans import Finding
+from transport.errors import SwarmError
 
 WORDS = "In the beginning was the word, and the word was with the swarm. "
 SPECIAL = ["<unk>", "<s>", "</s>", "<|im_start|>", "<|im_end|>", "<|pad|>"]
@@ -91,7 +92,10 @@ def made_of(
     for told in tokens:
         lint.look(told)
     how = shape or Shape(layout_of(tokens[0].kind), folder.pad_id)
-    written = write(tokens, how, path.parent / "tokens", path.parent / "work")
+    try:
+        written = write(tokens, how, path.parent / "tokens", path.parent / "work")
+    except SwarmError as error:
+        raise lint.useless(error, [path.name]) from error
     told_all = {**written, "lint": lint.told()}
     file = path.parent / "tokens" / f"{written['file']['digest']}.safetensors"
     return Made(measure(file, written, seq_len, held_out or HeldOutConfig()), told_all)

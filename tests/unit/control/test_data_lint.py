@@ -56,6 +56,8 @@ def test_rows_of_which_nothing_is_learned_are_refused_with_their_number(
     with pytest.raises(SwarmError) as refusal:
         made_of(path, masked, 64)
     assert "the data has 7 rows and no token to learn from" in refusal.value.message
+    assert "7 have all their tokens masked, first a.jsonl line 1" in refusal.value.message
+    assert "the word" in refusal.value.facts["untrusted_sample"]
 
 
 def test_single_rows_without_anything_to_learn_are_counted(
