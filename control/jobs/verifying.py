@@ -16,6 +16,7 @@ from control.fellows.clean_text import clean, clean_code
 from control.fellows.registry import Member, Registry
 from control.job_states import ACTIVE
 from control.jobs import verdict
+from control.jobs.lifecycle import PASSES
 from control.jobs.planner import PoolPlanner
 from control.records.job_files import JobFiles
 from control.store import jobs, stages, verifications
@@ -42,6 +43,8 @@ FEATURE = "reference"
 """Fellows of versions before verifications lack it."""
 KEEP_S = 60.0
 """A fellow that has been silent for less keeps its order: it may only have lost its network."""
+LONGEST_S = 6 * 3600.0
+"""A run in one process that hangs must not keep its fellow for good."""
 TURN_S = 1.0
 """How often a caller who waits looks."""
 Commit = Callable[[Callable[[Tx], VerifyView]], Awaitable[VerifyView]]
@@ -88,8 +91,8 @@ class Verifications:
                 not-found when its data is gone; cannot-fit when no card holds the whole model.
         """
         before = await self._database.read(lambda tx: verifications.of_job(tx, job.job_id))
-        is_over = before is not None and before.state in ("done", "failed")
-        wanted = before is None or before.state == "failed" or (again and is_over)
+        may_begin = before is not None and before.state != "probing"
+        wanted = before is None or before.state == "failed" or (again and may_begin)
         fresh = await self._prepared(job) if wanted else None
 
         def change(tx: Tx) -> VerifyView:
@@ -100,6 +103,8 @@ class Verifications:
         async with self._lock:
             view = await commit(change)
         if fresh is not None:
+            if before is not None:
+                self._take_back(before)
             await self._tools.follow(view.verification.probe_job_id, job.pool)
             await self._tools.follow(job.job_id, job.pool)
         return view
@@ -186,7 +191,17 @@ class Verifications:
         """Move on every verification whose probe has ended."""
         async with self._lock:
             for one in await self._database.read(verifications.unfinished):
-                await self._move_on(one)
+                try:
+                    await self._move_on(one)
+                except SwarmError as error:
+                    await self._stumble(one, error)
+
+    async def _stumble(self, one: Verification, error: SwarmError) -> None:
+        """Trouble that may pass is waited for; any other ends it."""
+        if error.code in PASSES:
+            await self._note(one, reason=error.message)
+        else:
+            await self._end(one, state="failed", reason=error.message)
 
     async def _move_on(self, one: Verification) -> None:
         probe, rows = await self._database.read(lambda tx: _probe_of(tx, one))
@@ -196,6 +211,10 @@ class Verifications:
             words = f"the stages' probe {probe.job_id} is {probe.state}"
             words += f": {probe.reason}" if probe.reason else ""
             await self._end(one, state="failed", reason=words, error=probe.error)
+            return
+        if self._tools.clock.now() - one.asked_at > LONGEST_S:
+            words = f"it took more than {LONGEST_S / 3600:.0f} h"
+            await self._end(one, state="failed", reason=words)
             return
         member = self._kept(one)
         if member is not None and one.work is not None:

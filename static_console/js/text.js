@@ -147,6 +147,17 @@ export const RUN = {
   unpinned: "placed by the leader",
   attempt: "Attempt",
   counts: "Counts",
+  verified: "Verified",
+  verdict: {
+    equal: (nats) => `equal to one process within ${nats} nats`,
+    different: (nats) => `DIFFERENT from one process by ${nats} nats: do not trust this run`,
+  },
+  verifying: {
+    probing: "the stages train a probe",
+    waiting: "waits for a fellow that holds the whole model",
+    comparing: "one fellow trains the probe in one process",
+    failed: "could not be verified",
+  },
   pool: "Pool",
   name: "Name",
   created: "Asked for",

@@ -91,6 +91,13 @@ function facts() {
   return { element, update };
 }
 
+/** What a comparison of the split run with one process came to, or how far it is. */
+function verified(one) {
+  if (!one) return null;
+  if (one.verdict === null) return RUN.verifying[one.state];
+  return RUN.verdict[one.verdict](one.largest_difference.toExponential(1));
+}
+
 function factRows(view) {
   const counts = Object.entries(view.counts).filter(([, number]) => number > 0);
   const plan = view.plan_id && `${view.plan_id} · ${view.pinned ? RUN.pinned : RUN.unpinned}`;
@@ -102,6 +109,7 @@ function factRows(view) {
     [RUN.plan, plan],
     [RUN.attempt, String(view.attempt)],
     [RUN.created, view.created_at],
+    [RUN.verified, verified(view.verification)],
     [RUN.counts, counts.map(([name, number]) => `${plain(name).replaceAll("_", " ")} ${count(number)}`).join(", ")],
   ];
   return rows.filter(([, value]) => value);

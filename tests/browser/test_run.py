@@ -1,7 +1,7 @@
 """The tiles and the training run panel: figures, curve, table, error, stop, live changes."""
 
 import re
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 from playwright.sync_api import APIResponse, Locator, Page, Route, expect
@@ -23,6 +23,7 @@ from tests.browser.sample_pool import (
     loss_at,
     smoothed_at,
 )
+from transport.api.verify import ShownVerification
 
 
 def expect_tile(page: Page, section: str, name: str, text: str) -> None:
@@ -251,6 +252,42 @@ def test_evaluations_are_compared_and_the_adapter_can_be_fetched(
     run = panel(open_page())
     expect(run.get_by_text("0.398 nats lower than the base model")).to_be_visible()
     expect(run.get_by_text(f"swarm models export {JOB}")).to_be_visible()
+
+
+@pytest.mark.parametrize(
+    ("verdict", "words"),
+    [
+        ("equal", "equal to one process within 9.0e-9 nats"),
+        ("different", "DIFFERENT from one process by 9.0e-9 nats: do not trust this run"),
+        (None, "one fellow trains the probe in one process"),
+    ],
+)
+def test_a_verification_is_told_among_the_runs_facts(
+    open_page: Open, leader: Leader, verdict: Literal["equal", "different"] | None, words: str
+) -> None:
+    one = ShownVerification(
+        state="done" if verdict else "comparing",
+        verdict=verdict,
+        largest_difference=9.0e-9 if verdict else None,
+        largest_at="step 3" if verdict else "",
+        tolerance=1e-5,
+        tolerance_why="float32, nothing compressed",
+        probe_job_id="j-aaaaaaaa",
+        fellow_id=None,
+        stages=3,
+        steps=4,
+        split_losses=[],
+        one_process_losses=[],
+        split_held_out=[],
+        one_process_held_out=[],
+        differs=[],
+        reason="",
+        untrusted_error=None,
+        asked_at=NOW,
+        ended_at=None,
+    )
+    a_run(leader.twin, step=40, ended_at=NOW, state="completed", verification=one)
+    expect(panel(open_page()).get_by_text(words, exact=True)).to_be_visible()
 
 
 def test_stop_asks_first_and_stops_once(open_page: Open, leader: Leader) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from control.jobs.verdict import EQUAL, STEPS
-from control.jobs.verifying import KEEP_S
+from control.jobs.verifying import KEEP_S, LONGEST_S
 from tests.leader_twins import POOL, Fellow, Pool, job_config, open_pool, write_model
 from transport.api.jobs import JobView
 from transport.errors import SwarmError
@@ -253,3 +253,45 @@ async def test_a_job_whose_tokens_are_gone_or_whose_fellow_is_away_is_refused(po
     with pytest.raises(SwarmError) as refusal:
         await pool.ask("jobs_verify", job_id=job.job_id)
     assert refusal.value.code == "not-found"
+
+
+async def test_a_run_in_one_process_that_hangs_gives_its_fellow_back(pool: Pool) -> None:
+    job_id, fellow, _ = await probed(pool)
+    await pool.clock.advance(LONGEST_S + 1)
+    fellow.beat()
+    await pool.leader.office.verifications.turn()
+    told = (await pool.ask("jobs_get", job_id=job_id)).verification
+    assert (told.state, told.reason) == ("failed", "it took more than 6 h")
+    assert order_of(fellow) is None
+
+
+async def test_a_comparison_that_runs_is_begun_anew_when_asked_and_its_order_taken_back(
+    pool: Pool,
+) -> None:
+    job_id, fellow, order = await probed(pool)
+    view = await pool.ask("jobs_verify", job_id=job_id)
+    assert view.verification.probe_job_id == order.job_id
+    view = await pool.ask("jobs_verify", job_id=job_id, again=True)
+    assert view.verification.state == "probing"
+    assert view.verification.probe_job_id != order.job_id
+    assert order_of(fellow) is None
+    await fellow.report(trained(order, LOSSES))  # of the one before
+    told = (await pool.ask("jobs_get", job_id=job_id)).verification
+    assert (told.state, told.verdict) == ("probing", None)
+
+
+async def test_a_model_that_was_replaced_meanwhile_ends_the_comparison_or_lets_it_wait(
+    pool: Pool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = await finished(pool)
+    await pool.ask("jobs_verify", job_id=job.job_id)
+    await run_to_end(pool, LOSSES)
+    for code, state in (("unavailable", "probing"), ("not-found", "failed")):
+
+        async def facts(_: str, code: str = code) -> None:
+            raise SwarmError(code, "the model is away")
+
+        monkeypatch.setattr(pool.leader.office.planner, "facts", facts)
+        await pool.leader.office.verifications.turn()
+        told = (await pool.ask("jobs_get", job_id=job.job_id)).verification
+        assert (told.state, told.reason) == (state, "the model is away")
