@@ -121,6 +121,8 @@ class InlineConnection:
         self._tx = self._connector()
         # Nothing here loses power: commits need not reach a disk, only the file.
         self._tx.execute("PRAGMA synchronous=OFF")
+        # And nobody else has the file: no lock is taken and given back for each transaction.
+        self._tx.execute("PRAGMA locking_mode=EXCLUSIVE")
         self.opened.append(self)
         return self
 
