@@ -99,8 +99,9 @@ def spread_grid(seed: int) -> list[Point]:
     shapes: list[tuple[int, tuple[tuple[str, Any], ...]]] = [
         (1, ()),
         (2, (again,)),
+        (3, ()),
+        (3, (again,)),
         (3, (gpipe,)),
-        (3, (again, gpipe) if dice.random() < 0.5 else ()),
     ]
     return [
         Point(
