@@ -2,10 +2,12 @@
 
 Three arms stand side by side in one pair of processes: gloo, Swarm's links (CURVE on), and gloo a
 second time, which shows what the machine's noise alone does. Each has its own copy of the model
-and optimizer, so equal losses are checked too. Every round runs each arm once, in an order that is
-mirrored in the next round; a ratio is a round's arm / gloo. Beside them the same model in one
-process, for the limit that the pipeline's bubble sets; and a fourth arm, Swarm's links with a CPU
-card's byte counter on, for what the counter costs (it is off in the others).
+and optimizer, so equal losses are checked too. Every round runs each arm once, in an order
+that is turned by one place in the next round, so that each arm comes first as often as the others;
+a ratio is a round's arm / gloo. Beside them the same model in one process, for the limit that the
+pipeline's bubble sets; and a fourth arm, Swarm's links with a CPU card's byte counter on, for what
+the counter costs (it is off in the others). Exits with 1 where the median ratio is over its limit
+or the losses differ.
 
     python -m tests.bench.b1_pipeline --rounds 7
     python -m tests.bench.b1_pipeline --rounds 7 --method lora --quantization nf4
@@ -52,6 +54,8 @@ CUT = 7  # layers of the first of two stages; the head weighs as much as 3.7 lay
 MICRO_BATCHES, SEQUENCES, TOKENS = 4, 2, 128
 NUM_STAGES = 2
 ARMS = ("gloo", "swarm", "gloo again", "swarm counted")
+LIMIT = 1.03
+"""Of the median ratio of Swarm's links to gloo."""
 
 
 class Layer(nn.Module):
@@ -214,7 +218,7 @@ def run_stage(stage: int, rounds: int, store_file: str, channel: Any, way: Way) 
     }
     alone = Alone(way) if stage == 0 else None
     for number in range(rounds + 1):  # round 0 warms up
-        told = _round(arms, alone, number, mirrored=number % 2 == 1)
+        told = _round(arms, alone, number)
         if number:
             channel.send(told)
     swarm.close()
@@ -222,9 +226,10 @@ def run_stage(stage: int, rounds: int, store_file: str, channel: Any, way: Way) 
     dist.destroy_process_group()
 
 
-def _round(arms: dict[str, Pipeline], alone: Alone | None, number: int, *, mirrored: bool) -> Round:
+def _round(arms: dict[str, Pipeline], alone: Alone | None, number: int) -> Round:
     seconds, losses = {}, {}
-    for name in reversed(ARMS) if mirrored else ARMS:
+    first = number % len(ARMS)
+    for name in ARMS[first:] + ARMS[:first]:
         counting = _counter() if name.endswith("counted") else nullcontext()
         dist.barrier()
         with counting:
@@ -296,10 +301,11 @@ def measure(rounds: int, folder: str, way: Way) -> list[Round]:
             child.join()
 
 
-def tell(rounds: list[Round], say: Callable[[str], None]) -> None:
-    """Print medians and ranges."""
+def tell(rounds: list[Round], say: Callable[[str], None]) -> bool:
+    """Print medians and ranges; returns whether the limit holds and the losses are equal."""
     say(f"B1  {len(rounds)} rounds, {MICRO_BATCHES} micro-batches of {SEQUENCES} x {TOKENS} tokens")
     say(f"    torch {torch.__version__}, {platform.machine()}, {os.cpu_count()} cores, 1 thread")
+    say(f"    load {os.getloadavg()[0]:.1f}, 2 of it these processes")
     for name in ARMS:
         seconds = [r.arm_s[name] for r in rounds]
         against = "swarm" if name.endswith("counted") else "gloo"
@@ -317,10 +323,13 @@ def tell(rounds: list[Round], say: Callable[[str], None]) -> None:
         say(f"    {name:14} reaches {share_of_limit:.3f} of the bubble limit")
     equal = all(len(set(r.losses.values())) == 1 for r in rounds)
     say(f"    losses of all arms are {'identical' if equal else 'DIFFERENT'}")
+    ratio = statistics.median(r.arm_s["swarm"] / r.arm_s["gloo"] for r in rounds)
+    say(f"    limit {LIMIT}: {'holds' if ratio <= LIMIT else 'does not hold'}")
+    return equal and ratio <= LIMIT
 
 
-def main() -> None:
-    """Read the arguments, measure, print."""
+def main() -> int:
+    """Read the arguments, measure, print; returns the exit code."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=7, help="interleaved rounds, at least 1")
     parser.add_argument("--method", choices=("full", "lora"), default="full")
@@ -333,8 +342,8 @@ def main() -> None:
     way = Way(asked.method, asked.quantization)
     print(f"B1  method {way.method}, weights stored as {way.quantization}")
     with tempfile.TemporaryDirectory() as folder:
-        tell(measure(asked.rounds, folder, way), print)
+        return 0 if tell(measure(asked.rounds, folder, way), print) else 1
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

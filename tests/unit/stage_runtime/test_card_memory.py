@@ -1,5 +1,7 @@
 """Counting live tensor bytes, and the budget of a CPU card."""
 
+import mmap
+
 import pytest
 import torch
 from torch import nn
@@ -118,7 +120,8 @@ def test_growth_after_the_counted_steps_shows_in_resident_memory() -> None:
     meter = a_meter(a_card(budget=1000 * KB))
     meter.check_resident()
     meter.check_resident()
-    grown = torch.ones(16_000_000)
+    # Fresh pages: an allocator may hand out again what an earlier test freed and the process kept.
+    grown = torch.frombuffer(mmap.mmap(-1, 64_000_000), dtype=torch.float32).fill_(1.0)
     with pytest.raises(torch.OutOfMemoryError, match="resident"):
         meter.check_resident()
     assert grown.numel() == 16_000_000
