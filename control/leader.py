@@ -45,6 +45,7 @@ from control.store.tokens import Token
 from transport.api.operation import Answer, Operation
 from transport.beats import ShortBeat
 from transport.cards import Heartbeat
+from transport.errors import SwarmError
 from transport.ids import RandomBytes
 from transport.orders import DesiredState
 from transport.reports import (
@@ -323,6 +324,8 @@ async def _guarded(work: Callable[[], Awaitable[None]]) -> None:
     """A loop outlives one bad turn."""
     try:
         await work()
+    except SwarmError as error:  # known, such as a full disk: the next turn tries again
+        log.error("a background turn failed: %s", error.message, extra={"code": error.code})
     except Exception:
         log.exception("a background turn failed")
 

@@ -79,7 +79,8 @@ def held_pool(folder: Path, group: ControlGroup, hidden: int = HIDDEN) -> Iterat
     write_model(folder / "model", hidden)
     pool = RealPool(folder)
     try:
-        pool.join(CARDS)
+        for card in CARDS:  # one after the other, so that they are listed in this order
+            pool.join([card])
         pool.add_model(folder / "model", "model")
         pool.add_rows("rows", [{"text": f"{n} In the beginning was. " * 8} for n in range(300)])
         quick, held = pool.fellow_daemons
