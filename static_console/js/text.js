@@ -76,10 +76,10 @@ export const TILES = {
 };
 
 const IF_LOST = {
-  standby: (id, fellows, there) => `${fellows.find((one) => !there.has(one)) ?? "another"} stands by for ${id}`,
-  split: (id, fellows) => `without ${id} it is split again over ${fellows.length}`,
-  wait: (id) => `it waits for ${id} or a standby`,
-  fail: (id) => `it fails without ${id}`,
+  standby: (name, fellows, taker) => `${taker ?? "another"} stands by for ${name}`,
+  split: (name, fellows) => `without ${name} it is split again over ${fellows.length}`,
+  wait: (name) => `it waits for ${name} or a standby`,
+  fail: (name) => `it fails without ${name}`,
 };
 
 export const RUN = {
@@ -113,9 +113,13 @@ export const RUN = {
     `Attempt ${resume.attempt} went on from step ${resume.step}, ` +
     `${resume.by === "hand" ? "by hand" : "by itself"}: ` +
     `${plural(resume.lost_steps, "step was", "steps were")} lost and done again. `,
-  ifLost: (ready, stages) => {
+  ifLost: (ready, stages, nameOf) => {
     const there = new Set(stages.map((one) => one.fellow_id));
-    const told = ready.map(({ fellow_id, then, fellows }) => IF_LOST[then]?.(fellow_id, fellows, there)).filter(Boolean);
+    const sentence = ({ fellow_id, then, fellows }) => {
+      const taker = fellows.find((one) => !there.has(one));
+      return IF_LOST[then]?.(nameOf(fellow_id), fellows, taker && nameOf(taker));
+    };
+    const told = ready.map(sentence).filter(Boolean);
     return told.length ? `If it loses a fellow: ${told.join("; ")}.` : "";
   },
   step: "Step",

@@ -54,7 +54,7 @@ function update(part, state) {
   drawPicker(part, state);
   if (job) part.badge.update(job.state);
   if (!state.view) return;
-  part.notes.update(state.view);
+  part.notes.update(state.view, state.fellows.rows);
   drawTiles(part, state.view);
   drawTime(part, state, Date.now() / 1000);
   part.below.forEach((one) => one.update(state));
@@ -130,7 +130,7 @@ function notes() {
   const saved = h("p", { class: "muted" });
   const ready = h("p", { class: "muted" });
   const adapter = h("div", { class: "adapter" });
-  const update = (view) => {
+  const update = (view, rows) => {
     const told = plain(view.untrusted_error ?? "");
     const isSame = told !== "" && plain(view.reason) === told;
     say(reason, isSame ? "" : plain(view.reason));
@@ -140,7 +140,8 @@ function notes() {
     const { resume } = view.config;
     say(saved, (resume ? RUN.wentOn(resume) : "") + plain(view.saving_paused ?? ""));
     show(saved, saved.textContent !== "");
-    say(ready, RUN.ifLost(view.if_lost ?? [], view.stages));
+    const hosts = new Map(rows.map((one) => [one.fellow_id, plain(one.untrusted_hostname)]));
+    say(ready, RUN.ifLost(view.if_lost ?? [], view.stages, (id) => hosts.get(id) || id));
     show(ready, ready.textContent !== "");
     drawAdapter(adapter, view);
   };

@@ -23,6 +23,7 @@ from tests.browser.sample_pool import (
     loss_at,
     smoothed_at,
 )
+from transport.api.jobs import IfLost
 from transport.api.verify import ShownVerification
 
 
@@ -287,6 +288,25 @@ def test_a_verification_is_told_among_the_runs_facts(
         ended_at=None,
     )
     a_run(leader.twin, step=40, ended_at=NOW, state="completed", verification=one)
+    expect(panel(open_page()).get_by_text(words, exact=True)).to_be_visible()
+
+
+def test_what_follows_a_loss_is_told_with_the_names_of_the_fellows(
+    open_page: Open, leader: Leader
+) -> None:
+    first, second, third = FELLOWS
+    a_run(
+        leader.twin,
+        if_lost=[
+            IfLost(fellow_id=first, then="split", fellows=[second, third]),
+            IfLost(fellow_id=second, then="standby", fellows=[first, "f-unlisted", third]),
+            IfLost(fellow_id=third, then="wait", why="it does not fit"),
+        ],
+    )
+    words = (
+        "If it loses a fellow: without atlas it is split again over 2; "
+        "f-unlisted stands by for borealis; it waits for cedar or a standby."
+    )
     expect(panel(open_page()).get_by_text(words, exact=True)).to_be_visible()
 
 
