@@ -4,7 +4,6 @@ Strict, unknown keys refused by name, no NaN and no infinity, so that a typo is 
 a surprise. Reads JSON only: a value is checked in the form in which it crosses.
 """
 
-import difflib
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
@@ -15,6 +14,7 @@ from pydantic_core import ErrorDetails
 
 from transport.errors import SwarmError
 from transport.forms import form
+from transport.nearest import meant
 
 M = TypeVar("M", bound=BaseModel)
 
@@ -96,11 +96,8 @@ def _tell(model: type[BaseModel], error: ErrorDetails, values: Any) -> _Wrong:
     pointer, union = _place(error, values)
     hint = ""
     if error["type"] == "extra_forbidden":
-        name = str(error["loc"][-1])
-        nearest = difflib.get_close_matches(name, sorted(_field_names(model)), n=1, cutoff=0.5)
-        detail = "there is no such argument"
-        hint = f"did you mean {nearest[0]!r}?" if nearest else "leave it out"
-        detail += f"; {hint}" if nearest else ""
+        near, hint = meant(model, pointer)
+        detail = "there is no such argument" + (f"; {hint}" if near else "")
     elif error["type"] == "missing":
         detail = "is missing"
     elif error["type"] == "string_pattern_mismatch":
@@ -147,23 +144,3 @@ def _values(raw: Mapping[str, Any] | bytes | str) -> Any:
         return json.loads(raw) if isinstance(raw, (bytes, str)) else raw
     except (ValueError, RecursionError):
         return None
-
-
-def _field_names(model: type[BaseModel]) -> set[str]:
-    """Every argument name in a model and the models inside it."""
-    schema = json.dumps(model.model_json_schema(by_alias=True))
-    names: set[str] = set()
-
-    def walk(node: Any) -> None:
-        if isinstance(node, dict):
-            properties = node.get("properties")
-            if isinstance(properties, dict):
-                names.update(properties)
-            for value in node.values():
-                walk(value)
-        elif isinstance(node, list):
-            for value in node:
-                walk(value)
-
-    walk(json.loads(schema))
-    return names
