@@ -1,6 +1,7 @@
 """Queries on jobs: what was asked, how far it is, what ended it."""
 
 import json
+import sqlite3
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -109,14 +110,14 @@ def count(tx: Tx, job: Job, **more: int) -> None:
 def find(tx: Tx, job_id: str) -> Job | None:
     """A job by id."""
     row = tx.execute("SELECT * FROM jobs WHERE job_id = ?", (job_id,)).fetchone()
-    return _job(dict(row)) if row else None
+    return _job(row) if row else None
 
 
 def in_states(tx: Tx, states: Iterable[JobState]) -> list[Job]:
     """Jobs in these states, in order of submission."""
     marks, values = _marks(states)
     rows = tx.execute(f"SELECT * FROM jobs WHERE state IN ({marks}) ORDER BY number", values)  # noqa: S608 - marks only
-    return [_job(dict(row)) for row in rows]
+    return [_job(row) for row in rows]
 
 
 @dataclass(frozen=True)
@@ -141,7 +142,7 @@ def page(tx: Tx, wanted: Page) -> tuple[list[Job], int]:
         " number DESC LIMIT ? OFFSET ?",
         (*values, wanted.limit, wanted.offset),
     )
-    return [_job(dict(row)) for row in rows], int(total)
+    return [_job(row) for row in rows], int(total)
 
 
 def with_adapter(tx: Tx, pools: Iterable[str]) -> list[Job]:
@@ -151,7 +152,7 @@ def with_adapter(tx: Tx, pools: Iterable[str]) -> list[Job]:
         f"SELECT * FROM jobs WHERE adapter IS NOT NULL AND pool IN ({marks}) ORDER BY number DESC",  # noqa: S608 - marks only
         values,
     )
-    return [_job(dict(row)) for row in rows]
+    return [_job(row) for row in rows]
 
 
 def _marks(values: Iterable[str]) -> tuple[str, tuple[str, ...]]:
@@ -175,7 +176,14 @@ def _config(text: str) -> JobConfig:
     return JobConfig.model_validate_json(text)
 
 
-def _job(row: dict[str, Any]) -> Job:
+def _job(row: sqlite3.Row) -> Job:
+    return _read(tuple(row.keys()), tuple(row))
+
+
+@lru_cache(maxsize=64)
+def _read(names: tuple[str, ...], values: tuple[Any, ...]) -> Job:
+    """Frozen, and the same for the same row: a job is looked up more often than it changes."""
+    row = dict(zip(names, values, strict=True))
     for name in JSON_COLUMNS:
         row[name] = json.loads(row[name]) if row[name] else None
     return Job(

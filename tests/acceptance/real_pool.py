@@ -44,7 +44,7 @@ class RealPool:
         self.household = Household(folder)
         self.data = folder / "leader" / "data"
         self.leader = self._start_leader(0)
-        self.url: str = wait_until("the leader", self._ready, START_S, self.household)
+        self.url: str = wait_until("the leader", self.leader_url, START_S, self.household)
         self.token = (self.data / "owner.token").read_text("utf-8").strip()
         self.client = Client(self.url, token=self.token)
         self.client.call(POOLS_CREATE, PoolsCreate(pool=POOL))
@@ -53,18 +53,24 @@ class RealPool:
         arguments = ["-m", "mcp_server.main", "--port", str(port), "--data", str(self.data)]
         return self.household.start("leader", arguments)
 
-    def _ready(self) -> str | None:
+    def leader_url(self) -> str | None:
+        """Where the leader listens, once it says so."""
         return ready_url(self.leader)
 
     def restart_leader(self, *, kill: bool) -> None:
-        """End the leader (SIGKILL or SIGTERM) and start it again on the same port and data."""
+        """End the leader (SIGKILL or SIGTERM), and start it again on the same port and data without
+        waiting for it.
+        """
         port = int(self.url.rsplit(":", 1)[1])
         self.household.children.remove(self.leader)
         (self.leader.process.kill if kill else self.leader.process.terminate)()
         self.leader.process.wait(15)
         self.leader.log.rename(self.leader.log.with_suffix(f".{secrets.token_hex(2)}.log"))
         self.leader = self._start_leader(port)
-        wait_until("the leader's return", self._ready, START_S, self.household)
+
+    def wait_leader(self) -> None:
+        """Wait until the restarted leader answers."""
+        wait_until("the leader's return", self.leader_url, START_S, self.household)
 
     def join(self, cards: Sequence[str]) -> None:
         """Join one fellow for each card and wait until all are ready."""

@@ -190,6 +190,8 @@ class Ground:
 
     def _restart_leader(self) -> None:
         self.pool.restart_leader(kill=True)
+        # Not by the pool's own wait, to which nobody may be dead: a daemon may be, by another blow.
+        self.until("the leader's return", self.pool.leader_url, READY_S)
 
     def _restart_daemon(self, pid: int) -> None:
         """Start the daemon of a killed one again, on the same home."""

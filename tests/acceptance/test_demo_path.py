@@ -216,6 +216,7 @@ def test_the_leader_is_killed_under_a_running_job_and_nothing_is_lost(pool: Real
     job = pool.submit(pool.plan(a_config(steps=steps, eval_sequences=0)))
     before = pool.wait_step(job.job_id, 3)
     pool.restart_leader(kill=True)
+    pool.wait_leader()
     assert pool.job(job.job_id).step >= before.step
     ended = pool.wait_end(job.job_id)
     assert (ended.state, ended.step, ended.attempt) == ("completed", steps, 1)
