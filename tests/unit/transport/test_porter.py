@@ -25,7 +25,7 @@ socket.linger = 0
 wire = ZmqWire(socket, is_bound=False, porter=porter)
 wire.dial(porter.endpoint)
 deadline = time.monotonic() + 10
-while "relay" not in wire.trouble and time.monotonic() < deadline:
+while {words!r} not in wire.trouble and time.monotonic() < deadline:
     list(wire.events())
 print(wire.trouble)
 wire.close(0)
@@ -94,7 +94,7 @@ def test_a_socket_is_closed_in_peace_whatever_the_relay_does(
 ) -> None:
     """In a process of its own: libzmq's SOCKS client ends the process in each of these cases."""
     with a_relay(serve or hang_up) as port:
-        program = CLOSED_IN_TIME.format(port=port if serve else 1)
+        program = CLOSED_IN_TIME.format(port=port if serve else 1, words=words)
         ran = subprocess.run(
             [sys.executable, "-c", program], capture_output=True, text=True, timeout=30, check=False
         )
