@@ -8,16 +8,12 @@ the leader and dropped, so disk and memory stay bounded by the largest file and 
 import hashlib
 import json
 import logging
-import os
 import re
 import shutil
-import sys
-import threading
 from pathlib import Path
 from typing import Any
 
 import torch
-from huggingface_hub.utils.tqdm import disable_progress_bars
 
 from stage_runtime.bring import Whole, bring
 from stage_runtime.checkpoint import INDEX, SINGLE, weight_files
@@ -25,13 +21,11 @@ from stage_runtime.download import MODELS_FOLDER, Downloader, allow_leader
 from stage_runtime.leader_files import LeaderAccess, fetch_file, refuse_full_disk
 from stage_runtime.merge import Adapters, Written, merge_file
 from stage_runtime.model_facts import facts_from_config
-from transport.errors import SwarmError
+from stage_runtime.one_order import carry_out
 from transport.orders import ExportStart
-from transport.schema import parse
 
 log = logging.getLogger("stage_runtime")
 
-EXIT_FAILED, EXIT_ORPHANED = 3, 5
 BESIDE = (
     "generation_config.json",
     "tokenizer.json",
@@ -173,33 +167,11 @@ class Export:
         return found.group(1).lower() if found else None
 
 
-def _end_with_the_daemon() -> None:
-    while sys.stdin.readline():
-        pass
-    os._exit(EXIT_ORPHANED)
-
-
-def main() -> None:
-    """Carry out the order on stdin."""
-    words = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # stray prints of libraries are no words of ours
-    disable_progress_bars()
-    logging.basicConfig(level=logging.WARNING, stream=sys.stderr)
+def _export(start: ExportStart) -> dict[str, Any]:
     torch.set_num_threads(1)
-    try:
-        start = parse(ExportStart, sys.stdin.readline())
-        threading.Thread(target=_end_with_the_daemon, daemon=True).start()
-        Export(start).run()
-        told: dict[str, Any] = {"done": True}
-    except SwarmError as error:
-        told = {"code": error.code, "message": error.message, "hint": error.hint}
-    except Exception as error:
-        log.error("unexpected", exc_info=error)
-        told = {"code": "internal", "message": f"{type(error).__name__}: {error}", "hint": ""}
-    words.write(json.dumps(told) + "\n")
-    words.flush()
-    os._exit(0 if "done" in told else EXIT_FAILED)
+    Export(start).run()
+    return {"done": True}
 
 
 if __name__ == "__main__":
-    main()
+    carry_out(ExportStart, _export)

@@ -4,17 +4,11 @@ A child of the fellow daemon: reads one ReferenceStart on stdin, prints one JSON
 trained or failed, and ends when stdin ends.
 """
 
-import json
-import logging
-import os
-import sys
-import threading
 import time
 from pathlib import Path
 from typing import Any
 
 import torch
-from huggingface_hub.utils.tqdm import disable_progress_bars
 from transformers.utils import logging as transformers_logging
 
 from stage_runtime.batches import open_sequences
@@ -22,14 +16,9 @@ from stage_runtime.card_memory import CardMeter, cannot_fit, device_of
 from stage_runtime.checkpoint_share import StageSpan
 from stage_runtime.download import fetch_stage
 from stage_runtime.leader_files import LeaderAccess, fetch_token_file
+from stage_runtime.one_order import carry_out
 from stage_runtime.reference import plain_model, train_alone
-from transport.errors import SwarmError
 from transport.orders import ReferenceStart
-from transport.schema import parse
-
-log = logging.getLogger("stage_runtime")
-
-EXIT_FAILED, EXIT_ORPHANED = 3, 5
 
 
 def run_reference(start: ReferenceStart) -> dict[str, Any]:
@@ -61,40 +50,15 @@ def run_reference(start: ReferenceStart) -> dict[str, Any]:
     }
 
 
-def _end_with_the_daemon() -> None:
-    while sys.stdin.readline():
-        pass
-    os._exit(EXIT_ORPHANED)
-
-
-def main() -> None:
-    """Carry out the order on stdin."""
-    words = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # stray prints of libraries are no words of ours
-    disable_progress_bars()
+def _reference(start: ReferenceStart) -> dict[str, Any]:
     transformers_logging.set_verbosity_error()
     transformers_logging.disable_progress_bar()
-    logging.basicConfig(level=logging.WARNING, stream=sys.stderr)
+    torch.set_num_threads(start.order.threads)
     try:
-        start = parse(ReferenceStart, sys.stdin.readline())
-        threading.Thread(target=_end_with_the_daemon, daemon=True).start()
-        torch.set_num_threads(start.order.threads)
-        told = run_reference(start)
-    except SwarmError as error:
-        told = _refused(error)
+        return run_reference(start)
     except torch.OutOfMemoryError as error:
-        told = _refused(cannot_fit(error))
-    except Exception as error:
-        log.error("unexpected", exc_info=error)
-        told = {"code": "internal", "message": f"{type(error).__name__}: {error}", "hint": ""}
-    words.write(json.dumps(told) + "\n")
-    words.flush()
-    os._exit(0 if "losses" in told else EXIT_FAILED)
-
-
-def _refused(error: SwarmError) -> dict[str, Any]:
-    return {"code": error.code, "message": error.message, "hint": error.hint}
+        raise cannot_fit(error) from None
 
 
 if __name__ == "__main__":
-    main()
+    carry_out(ReferenceStart, _reference)

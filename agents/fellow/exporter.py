@@ -4,7 +4,6 @@ One at a time. A child that the leader no longer wants is killed; one that fails
 not know what is exported.
 """
 
-import asyncio
 import logging
 import sys
 import time
@@ -13,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from agents.fellow.child import run_child
+from agents.fellow.errand import Errand
 from transport.orders import ExportOrder, ExportStart
 from transport.reports import ExportFailed
 
@@ -39,28 +39,17 @@ class Exporter:
     def __init__(self, setting: ExportSetting, put: Callable[[ExportFailed], object]) -> None:
         self._setting = setting
         self._put = put
-        self._running: ExportOrder | None = None
-        self._task: asyncio.Task[None] | None = None
-        self._over: set[str] = set()
-        """Ids that ended here: a leader that has not heard of it yet still names them."""
+        self._errand: Errand[ExportOrder] = Errand(
+            "export", lambda order: order.export_id, self._run
+        )
 
     def want(self, order: ExportOrder | None) -> None:
         """Take the leader's word: this export, or none."""
-        if order == self._running:
-            return
-        if self._task is not None:
-            self._task.cancel()
-        self._running, self._task = None, None
-        if order is not None and order.export_id not in self._over:
-            self._running = order
-            self._task = asyncio.create_task(self._run(order), name=f"export {order.export_id}")
+        self._errand.want(order)
 
     async def close(self) -> None:
         """Stop; the leader gives the order again."""
-        task, self._task = self._task, None
-        if task is not None:
-            task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
+        await self._errand.close()
 
     async def _run(self, order: ExportOrder) -> None:
         log.info("export begins", extra={"export": order.export_id, "job": order.job_id})
@@ -73,7 +62,6 @@ class Exporter:
             work_folder=str(self._setting.work_folder / order.export_id),
         )
         said = await run_child(self._setting.command, start.model_dump_json())
-        self._over.add(order.export_id)
         if said.code == 0 and said.told.get("done") is True:
             log.info("export ended", extra={"export": order.export_id})
             return

@@ -4,7 +4,6 @@ In a child process, so that the daemon never loads torch; one at a time. A child
 longer wants is killed; what one found is told once.
 """
 
-import asyncio
 import logging
 import sys
 import time
@@ -16,6 +15,7 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from agents.fellow.child import Said, run_child
+from agents.fellow.errand import Errand
 from transport.orders import ReferenceOrder, ReferenceStart
 from transport.reports import ReferenceFailed, ReferenceTrained
 
@@ -45,34 +45,17 @@ class Referee:
     ) -> None:
         self._setting = setting
         self._put = put
-        self._running: ReferenceOrder | None = None
-        self._task: asyncio.Task[None] | None = None
-        self._ending: set[asyncio.Task[None]] = set()
-        """Cancelled, and not over yet: each still sees its child end."""
-        self._over: set[str] = set()
-        """Ids that ended here: a leader that has not heard of it yet still names them."""
+        self._errand: Errand[ReferenceOrder] = Errand(
+            "verify", lambda order: order.verify_id, self._run
+        )
 
     def want(self, order: ReferenceOrder | None) -> None:
         """Take the leader's word: this run, or none."""
-        if order == self._running:
-            return
-        self._cancel()
-        self._running = None
-        if order is not None and order.verify_id not in self._over:
-            self._running = order
-            self._task = asyncio.create_task(self._run(order), name=f"verify {order.verify_id}")
+        self._errand.want(order)
 
     async def close(self) -> None:
         """Stop; the leader gives the order again."""
-        self._cancel()
-        await asyncio.gather(*self._ending, return_exceptions=True)
-
-    def _cancel(self) -> None:
-        task, self._task = self._task, None
-        if task is not None and not task.done():
-            task.cancel()
-            self._ending.add(task)
-            task.add_done_callback(self._ending.discard)
+        await self._errand.close()
 
     async def _run(self, order: ReferenceOrder) -> None:
         log.info("reference run begins", extra={"verify": order.verify_id, "job": order.job_id})
@@ -84,7 +67,6 @@ class Referee:
             cache_folder=str(self._setting.cache_folder),
         )
         said = await run_child(self._setting.command, start.model_dump_json())
-        self._over.add(order.verify_id)
         told = _told(order.verify_id, said)
         log.info("reference run ended", extra={"verify": order.verify_id, "how": told.kind})
         self._put(told)
