@@ -7,7 +7,6 @@ the leader and dropped, so disk and memory stay bounded by the largest file and 
 
 import hashlib
 import json
-import logging
 import re
 import shutil
 from pathlib import Path
@@ -23,8 +22,6 @@ from stage_runtime.merge import Adapters, Written, merge_file
 from stage_runtime.model_facts import facts_from_config
 from stage_runtime.one_order import carry_out
 from transport.orders import ExportStart
-
-log = logging.getLogger("stage_runtime")
 
 BESIDE = (
     "generation_config.json",

@@ -50,6 +50,16 @@ async def after(pool: Pool, seconds: float) -> None:
     await pool.leader._lose_vanished()
 
 
+async def one_stops_asking(pool: Pool) -> tuple[str, list[Fellow]]:
+    """A running job of two stages, a fellow to stand by, and the second one's request cut off."""
+    job_id, fellows = await started(pool)
+    await pool.add_fellow()
+    held = asks(fellows[1])
+    await pool.clock.advance(1)
+    await dies(held)
+    return job_id, fellows
+
+
 async def test_a_killed_fellow_is_lost_once_its_neighbour_has_lost_its_link_too(pool: Pool) -> None:
     job_id, (first, second) = await started(pool)
     other = await pool.add_fellow()
@@ -77,22 +87,14 @@ async def test_a_killed_fellow_is_lost_once_its_neighbour_has_lost_its_link_too(
 async def test_a_fellow_that_asks_nothing_but_is_reached_by_its_neighbour_is_not_lost(
     pool: Pool, path: PathKind
 ) -> None:
-    job_id, (first, second) = await started(pool)
-    await pool.add_fellow()
-    held = asks(second)
-    await pool.clock.advance(1)
-    await dies(held)
+    job_id, (first, _) = await one_stops_asking(pool)
     tells(first, path)
     await after(pool, 8)
     assert (await view(pool, job_id)).state == "running"
 
 
 async def test_a_fellow_whose_links_are_down_but_that_asks_again_is_not_lost(pool: Pool) -> None:
-    job_id, (first, second) = await started(pool)
-    await pool.add_fellow()
-    held = asks(second)
-    await pool.clock.advance(1)
-    await dies(held)
+    job_id, (first, second) = await one_stops_asking(pool)
     tells(first, "none")
     await pool.clock.advance(0.6)
     again = asks(second)
@@ -102,11 +104,7 @@ async def test_a_fellow_whose_links_are_down_but_that_asks_again_is_not_lost(poo
 
 
 async def test_a_heartbeat_puts_the_end_off_by_a_second(pool: Pool) -> None:
-    job_id, (first, second) = await started(pool)
-    await pool.add_fellow()
-    held = asks(second)
-    await pool.clock.advance(1)
-    await dies(held)
+    job_id, (first, second) = await one_stops_asking(pool)
     tells(first, "none")
     await pool.clock.advance(0.9)
     second.beat()
@@ -160,11 +158,7 @@ async def test_a_new_life_of_the_leader_takes_nobody_for_gone_whom_it_has_not_he
 
 
 async def test_a_fellow_that_comes_back_gets_work_again(pool: Pool) -> None:
-    job_id, (first, second) = await started(pool)
-    await pool.add_fellow()
-    held = asks(second)
-    await pool.clock.advance(1)
-    await dies(held)
+    job_id, (first, second) = await one_stops_asking(pool)
     tells(first, "none")
     await after(pool, SOON_S)
     first.phases = []
