@@ -156,7 +156,8 @@ class Reception:
             raise SwarmError(
                 "unauthenticated",
                 "this needs an access token",
-                hint="send Authorization: Bearer TOKEN, or sign in by a link from `swarm signin`",
+                hint="send Authorization: Bearer TOKEN (the CLI: --token-file FILE), "
+                "or sign in by a link from `swarm signin`",
             )
         token_id = self.sessions.token_id(cookie, time.time())
         signed_in = await self.office.caller_by_id(token_id) if token_id else None

@@ -4,6 +4,7 @@ A copy of the file is kept before anything changes. A database that a newer Swar
 """
 
 import contextlib
+import functools
 import sqlite3
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -13,10 +14,10 @@ from transport.errors import SwarmError
 FOLDER = Path(__file__).parent / "migrations"
 
 
-def steps(folder: Path = FOLDER) -> list[tuple[int, str]]:
-    """(version, SQL) of every migration, in order."""
+def steps(folder: Path = FOLDER) -> list[tuple[int, Path]]:
+    """(version, file of SQL) of every migration, in order."""
     files = sorted(folder.glob("[0-9][0-9][0-9][0-9]_*.sql"))
-    return [(int(file.name[:4]), file.read_text("utf-8")) for file in files]
+    return [(int(file.name[:4]), file) for file in files]
 
 
 def schema_version(tx: sqlite3.Connection) -> int:
@@ -43,9 +44,9 @@ def migrate(tx: sqlite3.Connection, path: Path, folder: Path = FOLDER) -> None:
         )
     if 0 < have < newest:
         _keep_copy(tx, path.with_name(f"{path.name}.schema-{have}"))
-    for number, sql in wanted:
+    for number, file in wanted:
         if number > have:
-            _apply(tx, number, sql)
+            _apply(tx, number, file.read_text("utf-8"))
     if folder == FOLDER:
         _sign(tx)
 
@@ -61,12 +62,18 @@ def _written_by(tx: sqlite3.Connection) -> str | None:
 
 def _sign(tx: sqlite3.Connection) -> None:
     """Write down which version reads this database, for an older one that is asked to."""
-    try:
-        own = version("swarm-pool")
-    except PackageNotFoundError:
-        return
-    if _written_by(tx) != own:
+    own = _own_version()
+    if own is not None and _written_by(tx) != own:
         tx.execute("INSERT OR REPLACE INTO about VALUES ('version', ?)", (own,))
+
+
+@functools.cache
+def _own_version() -> str | None:
+    """This Swarm's version; None when it runs without being installed."""
+    try:
+        return version("swarm-pool")
+    except PackageNotFoundError:
+        return None
 
 
 def _apply(tx: sqlite3.Connection, version: int, sql: str) -> None:

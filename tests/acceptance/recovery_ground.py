@@ -194,8 +194,10 @@ class Ground:
         self.until("the leader's return", self.pool.leader_url, READY_S)
 
     def _restart_daemon(self, pid: int) -> None:
-        """Start the daemon of a killed one again, on the same home."""
-        dead = next(c for c in self.pool.fellow_daemons if c.process.pid == pid)
+        """Start the daemon of a killed one again, on the same home; once, if two blows met it."""
+        dead = next((c for c in self.pool.fellow_daemons if c.process.pid == pid), None)
+        if dead is None:
+            return
         dead.process.wait(5)
         place = self.pool.household.children.index(dead)
         again = self.pool.household.start(dead.name, ["-m", "agents.cli.main", "fellow"])

@@ -24,8 +24,9 @@ from stage_runtime.codecs.basis import Seen, fit
 from stage_runtime.codecs.rotation import RotationCodec
 from stage_runtime.codecs.scaled import Codec, ScaledCodec
 from stage_runtime.codecs.sizes import rotation_row_bytes
-from stage_runtime.evaluate import forward_batch
+from stage_runtime.evaluate import HeldOut, evaluate, forward_batch, num_evaluated
 from stage_runtime.process_group import make_group
+from stage_runtime.stage import DTYPES
 from stage_runtime.step import RunningStage, run_step
 from stage_runtime.train import LoadedRun, _assemble, _batch, _calibrate, boundary_of, load
 from tests.oracle.one_process import Reference, held_out, plain_model, train_model
@@ -75,17 +76,35 @@ class _Watching(torch.autograd.Function):
         return grads[0], None
 
 
+Factors = Mapping[int, Tensor]
+"""Layer -> (D) powers of two: its input crosses with each channel that much larger."""
+
+
 def put_boundaries(
-    layers: Any, boundaries: Mapping[int, Any], function: Any = _Crossing
+    layers: Any,
+    boundaries: Mapping[int, Any],
+    function: Any = _Crossing,
+    factors: Factors | None = None,
 ) -> list[Any]:
     """Let the input of each named layer cross; returns the hooks' handles."""
 
-    def hook(ways: Any) -> Callable[..., Any]:
-        return lambda _module, _given, out: function.apply(out, ways)
+    def hook(layer: int, ways: Any) -> Callable[..., Any]:
+        return lambda _module, _given, out: _raised(
+            lambda larger: function.apply(larger, ways), out, (factors or {}).get(layer)
+        )
 
     return [
-        layers[layer - 1].register_forward_hook(hook(ways)) for layer, ways in boundaries.items()
+        layers[layer - 1].register_forward_hook(hook(layer, ways))
+        for layer, ways in boundaries.items()
     ]
+
+
+def _raised(cross: Callable[[Tensor], Tensor], out: Tensor, factors: Tensor | None) -> Tensor:
+    """Cross as a model does whose channels are larger there; its gradients are as much smaller."""
+    if factors is None:
+        return cross(out)
+    factors = factors.to(out.dtype)
+    return cross(out * factors) / factors
 
 
 def layers_of(model: Any) -> Any:
@@ -116,10 +135,10 @@ def train(
 class Squeezed(torch.nn.Module):
     """A learned bottleneck in one process: squeezed, coded both ways, rebuilt."""
 
-    def __init__(self, hidden: int, dim: int) -> None:
+    def __init__(self, hidden: int, dim: int, dtype: torch.dtype = torch.float32) -> None:
         super().__init__()
-        self.encoder = Projection(hidden, dim, torch.float32)
-        self.decoder = Projection(dim, hidden, torch.float32)
+        self.encoder = Projection(hidden, dim, dtype)
+        self.decoder = Projection(dim, hidden, dtype)
         codec = ScaledCodec(dim, 8)
         self.ways = Ways(codec, codec)
 
@@ -136,11 +155,21 @@ class Own:
     losses: list[float]
     boundaries: Mapping[int, Any]
     """Ways, or a bottleneck as it started."""
+    trained: HeldOut | None
+    """None where the settings ask for no evaluation."""
 
 
-def own_run(case: Case, folder: Path, token_file: Path, cuts: list[tuple[int, int]]) -> Own:
+def own_run(
+    case: Case,
+    folder: Path,
+    token_file: Path,
+    cuts: list[tuple[int, int]],
+    factors: Factors | None = None,
+) -> Own:
     """The same steps by one stage of ours that holds all layers; a rotation is calibrated here
     too, on what passes the same layers.
+
+    factors: how much larger the channels are that cross; not at all when it is None.
     """
     torch.set_num_threads(1)
     (order,) = case.orders([(0, case.num_layers - 1)])
@@ -152,13 +181,17 @@ def own_run(case: Case, folder: Path, token_file: Path, cuts: list[tuple[int, in
     try:
         stage = _assemble(run, group)
         if squeezed:
-            _start(run, stage, squeezed)
-            put_squeezed(run.stage.blocks, squeezed)
+            _start(run, stage, squeezed, factors)
+            put_squeezed(run.stage.blocks, squeezed, factors)
         else:
-            put_boundaries(run.stage.blocks, boundaries := _codecs(run, stage, layers))
+            boundaries = _codecs(run, stage, layers, factors)
+            put_boundaries(run.stage.blocks, boundaries, factors=factors)
         started = copy.deepcopy(squeezed) or boundaries
         steps = range(1, order.settings.steps + 1)
-        return Own([run_step(stage, step, _batch(run, step)).loss for step in steps], started)
+        losses = [run_step(stage, step, _batch(run, step)).loss for step in steps]
+        asked = num_evaluated(order)
+        trained = evaluate(stage, run.sequences, order.settings.steps) if asked else None
+        return Own(losses, started, trained)
     finally:
         group.close()
 
@@ -167,17 +200,23 @@ def _squeezed(run: LoadedRun, layers: list[int]) -> dict[int, Squeezed]:
     asked = run.order.settings.compression
     if asked.kind != "learned":
         return {}
-    made = {layer: Squeezed(run.stage.facts.hidden, asked.dim) for layer in layers}
+    hidden, dtype = run.stage.facts.hidden, DTYPES[run.order.settings.dtype]
+    made = {layer: Squeezed(hidden, asked.dim, dtype) for layer in layers}
     for layer, one in made.items():
         run.trained |= {f"boundary.{layer}.{name}": w for name, w in one.named_parameters()}
     return made
 
 
-def _start(run: LoadedRun, stage: RunningStage, squeezed: Mapping[int, Squeezed]) -> None:
+def _start(
+    run: LoadedRun,
+    stage: RunningStage,
+    squeezed: Mapping[int, Squeezed],
+    factors: Factors | None,
+) -> None:
     hidden = run.stage.facts.hidden
     seen = {layer: Seen(hidden, is_centred=True, holds_back=False) for layer in squeezed}
     pairs = {layer: (one, one) for layer, one in seen.items()}
-    hooks = put_boundaries(run.stage.blocks, pairs, _Watching)
+    hooks = put_boundaries(run.stage.blocks, pairs, _Watching, factors)
     stage.module.eval()
     for step in range(1, num_calibration_batches(run.order) + 1):
         forward_batch(stage, _batch(run, step))
@@ -189,24 +228,30 @@ def _start(run: LoadedRun, stage: RunningStage, squeezed: Mapping[int, Squeezed]
         start.rebuilding(one.decoder)
 
 
-def put_squeezed(layers: Any, squeezed: Mapping[int, Squeezed]) -> None:
+def put_squeezed(
+    layers: Any, squeezed: Mapping[int, Squeezed], factors: Factors | None = None
+) -> None:
     """Let the input of each named layer cross its bottleneck."""
 
-    def hook(one: Squeezed) -> Callable[..., Tensor]:
-        return lambda _module, _given, out: one(out)
+    def hook(layer: int, one: Squeezed) -> Callable[..., Tensor]:
+        return lambda _module, _given, out: _raised(one, out, (factors or {}).get(layer))
 
     for layer, one in squeezed.items():
-        layers[layer - 1].register_forward_hook(hook(one))
+        layers[layer - 1].register_forward_hook(hook(layer, one))
 
 
-def _codecs(run: LoadedRun, stage: RunningStage, layers: list[int]) -> dict[int, Ways]:
+def _codecs(
+    run: LoadedRun, stage: RunningStage, layers: list[int], factors: Factors | None
+) -> dict[int, Ways]:
     asked, hidden = run.order.settings.compression, run.stage.facts.hidden
+    if asked.kind == "none":
+        return {}
     if asked.kind != "rotation":
         codec = ScaledCodec(hidden, asked.bits)  # type: ignore[arg-type]
         return {layer: Ways(codec, codec) for layer in layers}
     seen = {layer: (Seen(hidden, is_centred=True), Seen(hidden, is_centred=False))
             for layer in layers}  # fmt: skip
-    hooks = put_boundaries(run.stage.blocks, seen, _Watching)
+    hooks = put_boundaries(run.stage.blocks, seen, _Watching, factors)
     _calibrate(run, stage, num_calibration_batches(run.order))
     for hook in hooks:
         hook.remove()

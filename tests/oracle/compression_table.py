@@ -3,8 +3,9 @@
 SmolLM2-135M-Instruct as `swarm demo` converted it (or a folder that is named), and English. Every
 kind and rate, for one and for two boundaries: untrained, with and without planted outliers, in one
 process; and after --steps steps of two or three real workers over their links, whose counters give
-the bytes. It takes about 45 minutes of one core, and goes on where it was stopped: each cell lies
-in a file below --out. The end prints the tables, and the bars; 1 when one is missed.
+the bytes, the planted ones in one process. It takes about 45 minutes of one core, and goes on where
+it was stopped: each cell lies in a file below --out. The end prints the tables, and the bars; 1
+when one is missed.
 
 Accuracy is of the next token, beside that of the same model without compression.
 """
@@ -78,18 +79,19 @@ def untrained_lines(cells: Cells) -> Iterator[str]:
 def trained_lines(cells: Cells, steps: int) -> Iterator[str]:
     """The second table, in Markdown; each kind against the run whose adapters lie as its own do."""
     yield (
-        "| kind | one: loss, against none, kept | two: loss, against none, kept "
-        "| bytes a step each way: counted, planned |"
+        "| kind | one: loss, against none, kept | one, planted "
+        "| two: loss, against none, kept "
+        "| two, planted | bytes a step each way: counted, planned |"
     )
-    yield "|---|---|---|---|"
+    yield "|---|---|---|---|---|---|"
     for kind in (NONE, NONE_MLP, *KINDS):
         plain = NONE_MLP if kind.adapts_mlp else NONE
         told, carried = [], ""
-        for count in (1, 2):
-            found = cells.found(trained.name_of(kind, count, steps))
+        for count, plants in ((1, False), (1, True), (2, False), (2, True)):
+            found = cells.found(trained.name_of(kind, count, steps, plants=plants))
             against = _against(found, cells.found(trained.name_of(plain, count, steps)))
             told.append(f"{found['loss']:.4f}, {against}" if found else "")
-            if found:
+            if found and not plants:
                 carried = f"{found['step_bytes']:,.0f}, {found['planned_bytes']:,.0f}"
         yield f"| {kind.name} | {' | '.join(told)} | {carried} |"
 
@@ -131,7 +133,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("folder", nargs="?", type=Path, default=DEMO, help="a converted SmolLM2")
     parser.add_argument("--out", type=Path, default=Path(".cache/compression_table"))
-    parser.add_argument("--only", choices=["untrained", "trained", "print"])
+    parser.add_argument("--only", choices=["untrained", "trained", "planted", "print"])
     parser.add_argument("--boundaries", type=int, nargs="+", default=list(BOUNDARIES))
     parser.add_argument("--steps", type=int, default=100)
     parser.add_argument("--kinds", nargs="+", choices=[kind.name for kind in KINDS])
@@ -148,13 +150,16 @@ def main() -> int:
         place.symlink_to(told.folder.resolve())
         tokens = text_file(cache, told.folder)
         cells = Cells(told.out, _conditions(told.folder, tokens), _say)
+        shapes = [(count, told.steps) for count in told.boundaries]
+        path = cache / "tokens" / f"{tokens.digest}.safetensors"
+        opened = open_sequences(path, tokens, SEQ_LEN, open_checkpoint(place).facts.vocab)
+        bench = untrained.Untrained(place, opened)
         if told.only in (None, "untrained"):
-            path = cache / "tokens" / f"{tokens.digest}.safetensors"
-            opened = open_sequences(path, tokens, SEQ_LEN, open_checkpoint(place).facts.vocab)
-            untrained.measure(place, opened, kinds, told.boundaries, cells)
+            untrained.measure(bench, kinds, told.boundaries, cells)
         if told.only in (None, "trained"):
-            shapes = [(count, told.steps) for count in told.boundaries]
             trained.measure(cache, tokens, [NONE, NONE_MLP, *kinds], shapes, cells)
+        if told.only in (None, "planted"):
+            trained.measure_planted(cache, tokens, [NONE, *kinds], shapes, bench, cells)
         place.unlink()
     for line in (*untrained_lines(cells), "", *trained_lines(cells, told.steps), ""):
         print(line)

@@ -1,13 +1,22 @@
-"""Runs of real stages with codes: workers over their links, a hundred LoRA steps, bytes counted."""
+"""Runs with codes: a hundred LoRA steps.
+
+Of real stages, workers over their links, whose counters give the bytes. With planted outlier
+channels in one process, which gives the same bits (`python -m tests.oracle.compression_equality`):
+no checkpoint computes the same with larger channels, so they are raised at the boundaries.
+"""
 
 from pathlib import Path
 
+import torch
+
 from control.planning.compression import Crossed
 from stage_runtime.checkpoint import open_checkpoint
+from tests.oracle.coded_process import Factors, own_run
 from tests.oracle.compression_cells import Cells, Figures
 from tests.oracle.compression_kinds import LAYERS, SEQ_LEN, Kind
+from tests.oracle.compression_untrained import Untrained, planted
 from tests.oracle.settings import some_settings
-from tests.oracle.stages import Case, Workers, model_folder, run_to_end
+from tests.oracle.stages import Case, Workers, even_cuts, model_folder, run_to_end
 from transport.orders import LoraSettings, TokenFile, TrainSettings
 from transport.reports import Evaluated, StageDone
 
@@ -54,9 +63,33 @@ def run_stages(
     }
 
 
-def name_of(kind: Kind, boundaries: int, steps: int) -> str:
+def run_planted(
+    cache: Path, tokens: TokenFile, kind: Kind, shape: tuple[int, int], factors: Factors
+) -> Figures:
+    """The same in one process, with channels that are so much larger where they cross."""
+    stages, steps = shape
+    place = model_folder(cache, "smollm2")
+    settings = settings_of(kind, open_checkpoint(place).facts.hidden, steps)
+    case = Case(cache, "smollm2", LAYERS, settings, tokens, evaluate_base=False)
+    path = cache / "tokens" / f"{tokens.digest}.safetensors"
+    held_out = own_run(case, place, path, even_cuts(LAYERS, stages), factors).trained
+    assert held_out is not None
+    return {"loss": held_out.loss, "accuracy": held_out.accuracy}
+
+
+def factors_at(layers: list[int], bench: Untrained) -> Factors:
+    """Powers of two, which bfloat16 multiplies by without rounding, no less than what the untrained
+    table plants.
+    """
+    return {
+        at: torch.exp2(planted(seen, at).log2().ceil())
+        for at, seen in bench.crossing(layers).items()
+    }
+
+
+def name_of(kind: Kind, boundaries: int, steps: int, *, plants: bool = False) -> str:
     """The cell's name."""
-    return f"{steps} steps, {boundaries} boundaries, {kind.name}"
+    return f"{steps} steps, {boundaries} boundaries, {kind.name}{', planted' * plants}"
 
 
 def measure(
@@ -74,3 +107,22 @@ def measure(
                 )
     finally:
         workers.close()
+
+
+def measure_planted(
+    cache: Path,
+    tokens: TokenFile,
+    kinds: list[Kind],
+    shapes: list[tuple[int, int]],
+    bench: Untrained,
+    cells: Cells,
+) -> None:
+    """Fill the cells with planted outliers. Without codes they change nothing: see that too."""
+    for boundaries, steps in shapes:
+        layers = [first for first, _ in even_cuts(LAYERS, boundaries + 1)[1:]]
+        factors = factors_at(layers, bench)
+        for kind in kinds:
+            cells.of(
+                name_of(kind, boundaries, steps, plants=True),
+                lambda: run_planted(cache, tokens, kind, (boundaries + 1, steps), factors),  # noqa: B023
+            )

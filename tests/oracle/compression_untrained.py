@@ -156,11 +156,8 @@ def name_of(kind: Kind, boundaries: int, *, plants: bool) -> str:
     return f"untrained, {boundaries} boundaries, {'planted' if plants else 'own'}, {kind.name}"
 
 
-def measure(
-    folder: Path, sequences: Sequences, kinds: list[Kind], boundaries: list[int], cells: Cells
-) -> None:
+def measure(bench: Untrained, kinds: list[Kind], boundaries: list[int], cells: Cells) -> None:
     """Fill the cells of these kinds."""
-    bench = Untrained(folder, sequences)
     for count in boundaries:
         layers = [first for first, _ in even_cuts(LAYERS, count + 1)[1:]]
         cells.of("untrained, none", lambda: bench.held_out({layers[0]: _as_it_is}))  # noqa: B023

@@ -6,8 +6,10 @@ database's connection is real SQLite without its thread. So a run is a function 
 """
 
 import asyncio
+import heapq
 import selectors
 import sqlite3
+from collections import deque
 from collections.abc import Callable, Coroutine, Generator
 from typing import Any, TypeVar
 
@@ -35,6 +37,10 @@ class _Jump(selectors.SelectSelector):
 class VirtualLoop(asyncio.SelectorEventLoop):
     """A loop whose time() is virtual."""
 
+    _ready: deque[asyncio.Handle]
+    _scheduled: list[asyncio.TimerHandle]
+    _stopping: bool
+
     def __init__(self) -> None:
         self._jump = _Jump()
         super().__init__(self._jump)
@@ -42,6 +48,28 @@ class VirtualLoop(asyncio.SelectorEventLoop):
     def time(self) -> float:
         """Seconds since the world began."""
         return self._jump.passed
+
+    def _run_once(self) -> None:
+        """One round: what asyncio's own does, without asking the machine for sockets or time.
+
+        Two in three of all rounds run a single callback, so that the round itself is what costs.
+        """
+        timers, ready = self._scheduled, self._ready
+        while timers and timers[0]._cancelled:
+            self._drop_timer()
+        if not ready and not self._stopping:
+            self._jump.select(max(timers[0].when() - self.time(), 0.0) if timers else None)
+        while timers and timers[0].when() <= self._jump.passed:
+            ready.append(self._drop_timer())
+        for _ in range(len(ready)):
+            callback = ready.popleft()
+            if not callback._cancelled:
+                callback._run()
+
+    def _drop_timer(self) -> asyncio.TimerHandle:
+        first = heapq.heappop(self._scheduled)
+        first._scheduled = False  # type: ignore[attr-defined]
+        return first
 
     def run_in_executor(  # type: ignore[override]
         self, executor: Any, func: Callable[..., T], *args: Any
@@ -121,8 +149,10 @@ class InlineConnection:
         self._tx = self._connector()
         # Nothing here loses power: commits need not reach a disk, only the file.
         self._tx.execute("PRAGMA synchronous=OFF")
-        # And nobody else has the file: no lock is taken and given back for each transaction.
+        # And nobody else has the file: no lock is taken and given back for each transaction, and
+        # what would take one back may lie in memory.
         self._tx.execute("PRAGMA locking_mode=EXCLUSIVE")
+        self._tx.execute("PRAGMA journal_mode=MEMORY")
         self.opened.append(self)
         return self
 

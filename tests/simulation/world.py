@@ -47,6 +47,8 @@ from transport.reports import ReportBatch, ReportsTaken
 
 T = TypeVar("T")
 FELLOWS = 4
+LEADER = "leader"
+"""The leader's folder, in the template and in each world."""
 TOKENIZED_WITHIN_S = 60.0
 
 
@@ -64,7 +66,7 @@ async def template(folder: Path) -> list[str]:
 
 async def _tokenized(pool: Pool, folder: Path) -> None:
     async with asyncio.timeout(TOKENIZED_WITHIN_S):
-        while not list((folder / "leader" / "tokens").glob("*.safetensors")):
+        while not list((folder / LEADER / "tokens").glob("*.safetensors")):
             await pool.leader.office.jobs.schedule()
             await pool.leader.office.registry.heard.wait()
             pool.leader.office.registry.heard.clear()
@@ -137,7 +139,7 @@ class World:
 
     def __init__(self, folder: Path, fellows: list[str], seed: str) -> None:
         self.seed = seed
-        self.settings = Settings(data=folder / "leader")
+        self.settings = Settings(data=folder / LEADER)
         self.clock = LoopClock(asyncio.get_running_loop())
         self.watch = Watch(self)
         self.door = Door(None, is_open=False)  # type: ignore[arg-type]
@@ -151,7 +153,7 @@ class World:
         cls, start: Path, folder: Path, fellows: list[str], seed: str
     ) -> "AsyncIterator[World]":
         """Copy the template, start the leader and the machines; at the end all is down."""
-        shutil.copytree(start, folder)
+        shutil.copytree(start / LEADER, folder / LEADER)
         world = cls(folder, fellows, seed)
         await world.start_leader()
         for machine in world.machines:
