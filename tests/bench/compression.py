@@ -21,7 +21,6 @@ from typing import Any
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import torch
-import torch.multiprocessing as multiprocessing
 from torch import Tensor, nn
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 
@@ -32,15 +31,14 @@ from stage_runtime.codecs.scaled import Codec, ScaledCodec
 from stage_runtime.codecs.sizes import rotation_row_bytes
 from stage_runtime.process_group import SwarmGroup, TensorKind, install
 from tests.bench import b1_pipeline as b1
-from tests.bench.slow_line import Line, slow_line
+from tests.bench.slow_line import Line
+from tests.bench.two_stages import told_over
 from transport.direct import PipelineLinks
 from transport.link import LinkName
-from transport.orders import Links, Neighbour
 
 NUM_STAGES = 2
 ARMS = ("none", "fixed_int8", "rotation 4", "rotation 2", "none again")
 CPU = torch.device("cpu")
-KEYS = ("f-aaaaaaaa", "f-bbbbbbbb")
 
 
 @dataclass(frozen=True)
@@ -169,37 +167,9 @@ def _step(load: Load, stage: int, group: SwarmGroup, schedule: Schedule1F1B) -> 
 
 def measure(load: Load, line: Line | None, rounds: int) -> dict[str, list[float]]:
     """Seconds of each arm's steps over a line."""
-    context = multiprocessing.get_context("spawn")
-    pipes = [context.Pipe() for _ in range(NUM_STAGES)]
-    children = [
-        context.Process(target=run_stage, args=(load, stage, rounds, pipes[stage][1]))
-        for stage in range(NUM_STAGES)
-    ]
-    for child in children:
-        child.start()
-    try:
-        outer = [pipe[0] for pipe in pipes]
-        keys, endpoints = zip(*(channel.recv() for channel in outer), strict=True)
-        port = int(endpoints[1][0].rpartition(":")[2])
-        with slow_line(line, port) as reached:
-            near, far = (
-                Neighbour(stage=s, fellow_id=KEYS[s], public_key=keys[s], endpoints=ends)
-                for s, ends in enumerate(([], [f"tcp://127.0.0.1:{reached}"]))
-            )
-            outer[0].send(Links(previous=None, next=far))
-            outer[1].send(Links(previous=near, next=None))
-            return _gathered(outer[0])
-    finally:
-        for child in children:
-            child.kill()
-            child.join()
-
-
-def _gathered(channel: Any) -> dict[str, list[float]]:
-    told: dict[str, list[float]] = {arm: [] for arm in ARMS}
-    while (entry := channel.recv()) is not None:
-        told[entry[0]].append(entry[1])
-    return told
+    arguments = [(load, stage, rounds) for stage in range(NUM_STAGES)]
+    told = told_over(line, run_stage, arguments, ARMS)
+    return {arm: [seconds for (seconds,) in steps] for arm, steps in told.items()}
 
 
 def table(load: Load, line: Line | None, rounds: int) -> Iterator[str]:
