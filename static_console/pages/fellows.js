@@ -1,6 +1,6 @@
 // The table of a pool's machines: stable order, filters with counts, a row that stays selected.
 import { h, icon, keyed, replace, say, set, show } from "../js/dom.js";
-import { ago, bytes, count, loss, plain, rate } from "../js/format.js";
+import { ago, bytes, count, loss, percent, plain, rate } from "../js/format.js";
 import { Strip, put, table, time } from "../js/parts.js";
 import { FELLOWS, TEXT } from "../js/text.js";
 import { showAddFellow } from "./how.js";
@@ -64,6 +64,8 @@ function makeRow(part, { fellow_id: id }) {
   const cells = Object.keys(FELLOWS.columns)
     .slice(1)
     .map((key) => h("td", { class: NUMERIC.includes(key) ? "number" : null, "data-column": key }));
+  const memory = cells.find((cell) => cell.dataset.column === "memory");
+  replace(memory, h("span", {}), h("span", { class: "peaks", title: FELLOWS.peaksTitle, hidden: true }));
   const row = h("tr", { class: "selectable" }, h("th", { scope: "row", "data-column": "hostname" }, button), cells);
   row.addEventListener("click", select);
   return row;
@@ -114,11 +116,19 @@ function drawFigures(parts, row) {
   const isOff = row.status === "offline";
   const told = (value, words, reason) => [isOff || value === null ? null : words, isOff ? FELLOWS.offline : reason];
   const used = row.card_used_bytes;
-  put(parts.memory, ...told(used, `${bytes(used)} of ${bytes(row.card_total_bytes)}`, FELLOWS.notTold));
+  put(parts.memory.firstChild, ...told(used, `${bytes(used)} of ${bytes(row.card_total_bytes)}`, FELLOWS.notTold));
+  const peaks = isOff ? "" : peaksOf(row);
+  say(parts.memory.lastChild, peaks);
+  show(parts.memory.lastChild, peaks !== "");
   const traffic = `${rate(row.sent_bytes_s)} / ${rate(row.received_bytes_s)}`;
   put(parts.traffic, ...told(row.sent_bytes_s, traffic, FELLOWS.rateSoon));
   put(parts.step, ...told(row.step, count(row.step), FELLOWS.idle));
   put(parts.loss, ...told(row.loss, loss(row.loss), row.step === null ? FELLOWS.idle : FELLOWS.noLoss));
+}
+
+function peaksOf({ card_peak_bytes: memory, busy_peak: busy }) {
+  const told = [memory === null ? null : FELLOWS.peak(bytes(memory)), busy === null ? null : FELLOWS.busy(percent(busy))];
+  return told.filter((words) => words !== null).join(", ");
 }
 
 function drawSeen(cell, at) {

@@ -36,6 +36,8 @@ def a_fellow(index: int, **given: Any) -> FellowRow:
         "card_names": [("RTX A4000", "GTX 1660 SUPER", "cpu 4 GB")[index]],
         "card_used_bytes": int((9.1, 3.4, 0.6)[index] * GB),
         "card_total_bytes": (16, 6, 4)[index] * GB,
+        "card_peak_bytes": int((11.8, 4.0, 0.7)[index] * GB),
+        "busy_peak": (0.93, 0.88, None)[index],
         "sent_bytes_s": (1_240_000.0, 1_180_000.0, 640.0)[index],
         "received_bytes_s": (1_180_000.0, 2_410_000.0, 512.0)[index],
         "step": None,

@@ -31,6 +31,22 @@ def test_the_table_has_caption_and_scopes_and_an_offline_fellow_no_last_values(
         expect(unknown).to_have_attribute("title", "the fellow is offline")
 
 
+def test_a_fellow_shows_its_peaks_and_says_nothing_of_what_nobody_told(
+    open_page: Open, leader: Leader
+) -> None:
+    silent = a_fellow(1, card_peak_bytes=None, busy_peak=None)
+    off = a_fellow(2, status="offline")
+    leader.twin.fellows = [a_fellow(0), silent, off]
+    page = open_page()
+    table = page.get_by_role("table", name="Fellows of the pool")
+    expect(table.get_by_text("peak 11.8 GB, busy 93 %")).to_be_visible()
+    for hidden in ("borealis", "cedar"):
+        row = table.get_by_role("row", name=re.compile(hidden))
+        expect(row.locator(".peaks")).to_be_hidden()
+    leader.tell("fellows", fellows=[a_fellow(0, busy_peak=None), silent, off])
+    expect(table.get_by_text("peak 11.8 GB", exact=True)).to_be_visible()
+
+
 def test_filters_count_and_select(open_page: Open, leader: Leader) -> None:
     leader.twin.fellows = [a_fellow(0), a_fellow(1, status="offline"), a_fellow(2)]
     page = open_page()
