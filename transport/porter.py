@@ -62,9 +62,16 @@ class Porter:
 
     def close(self) -> None:
         """Dial no more; what passes now ends when ZeroMQ's socket does. Idempotent, never waits."""
+        self._end(cuts=False)
+
+    def cut(self) -> None:
+        """Dial no more, and let nothing pass from now on. Idempotent, never waits."""
+        self._end(cuts=True)
+
+    def _end(self, *, cuts: bool) -> None:
         self._is_closed.set()
         with self._lock:
-            for one in () if self._passes else self._open:
+            for one in self._open if cuts or not self._passes else ():
                 with suppress(OSError):
                     one.shutdown(socket.SHUT_RDWR)
         if self._folder is not None:
@@ -151,10 +158,12 @@ class Porter:
             self._passes = False
 
     def _note(self, one: socket.socket) -> None:
+        """Keep it for whoever ends this porter; past its end it is closed here."""
         with self._lock:
-            self._open.add(one)
             if self._is_closed.is_set():
+                one.close()
                 raise ConnectionAbortedError("closed")
+            self._open.add(one)
 
     def _drop(self, one: socket.socket) -> None:
         with self._lock:

@@ -18,8 +18,11 @@ from transport.wire import Change, Pollable
 
 REFUSED_S: Final = 0.2
 """How long after a refusal the neighbour is dialled again."""
+CUT_S: Final = 1.0
+"""ZeroMQ notices within milliseconds that a connection inside this machine is cut."""
 _EVENTS: Final = (
-    zmq.EVENT_DISCONNECTED
+    zmq.EVENT_CONNECTED
+    | zmq.EVENT_DISCONNECTED
     | zmq.EVENT_HANDSHAKE_SUCCEEDED
     | zmq.EVENT_HANDSHAKE_FAILED_AUTH
     | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
@@ -41,8 +44,12 @@ class ZmqWire:
         self._socket = socket
         self._monitor = socket.get_monitor_socket(_EVENTS)
         self._is_bound = is_bound
+        self._answers = not is_bound and bool(socket.curve_server)
+        """It dials, and lets in: CURVE's server role on a connecting socket."""
         self._is_up = False
         self._is_refused = False
+        self._has_connection = False
+        """Of one that dials: something is connected, whether it has shown its key or not."""
         self._neighbour_fds: set[int] = set()
         self._closed_fds: set[int] = set()
         """Were the neighbour's; frames that came on them may still wait to be read."""
@@ -93,7 +100,8 @@ class ZmqWire:
         yield from self._changes()
         yield from self._arrivals()
         # libzmq dials again by itself, but not after a refusal; and a neighbour that has not yet
-        # been told of this stage refuses it. (Status 300 would leave both waiting for 5 s.)
+        # been told of this stage refuses it. (Status 300 would leave both waiting for 5 s.) Whom
+        # this side itself refuses is no reason to dial anew: libzmq goes on by itself there.
         rested = time.monotonic() - self._dialled_at > REFUSED_S
         if self._dialled is not None and self._is_refused and not self._is_up and rested:
             self.dial(self._dialled)
@@ -103,11 +111,30 @@ class ZmqWire:
         if self._is_closed:
             return
         self._is_closed = True
+        if self._answers:
+            self._cut_handshake()
         self._socket.disable_monitor()
         self._monitor.close(linger=0)
         self._socket.close(linger=round(linger_s * 1000))
         if self._porter is not None:
             self._porter.close()
+
+    def _cut_handshake(self) -> None:
+        """libzmq 4.3.5 ends the process when the last word of a handshake meets a connecting socket
+        that is being closed and had asked its ZAP handler before ("Transport endpoint is not
+        connected"). So nothing may be on its way when it is.
+        """
+        deadline = time.monotonic() + CUT_S
+        while time.monotonic() < deadline:
+            for _ in self._changes():
+                pass
+            if self._is_up:  # the handshake is over
+                return
+            if self._porter is not None:
+                self._porter.cut()
+            if not self._has_connection:
+                return
+            self._monitor.poll(10)
 
     def _can_send(self) -> bool:
         return bool(int(self._socket.events) & zmq.POLLOUT)
@@ -116,12 +143,19 @@ class ZmqWire:
         while self._monitor.poll(0):
             message = recv_monitor_message(self._monitor)
             match message["event"]:
+                case zmq.EVENT_CONNECTED:
+                    self._has_connection = True
                 case zmq.EVENT_HANDSHAKE_SUCCEEDED:
                     self._closed_fds.clear()
                     yield self._turn(is_up=True)
                 case zmq.EVENT_DISCONNECTED:
+                    self._has_connection = False
                     if self._was_neighbour(message["value"]):
                         yield self._turn(is_up=False)
+                case zmq.EVENT_HANDSHAKE_FAILED_AUTH if self._answers:
+                    self._trouble = "who comes there is not the neighbour"
+                case zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL if self._answers:
+                    self._trouble = "its connection closed before it had shown its key"
                 case zmq.EVENT_HANDSHAKE_FAILED_AUTH:
                     self._is_refused = True
                     self._trouble = "the neighbour refuses this stage's key"
