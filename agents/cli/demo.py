@@ -43,7 +43,7 @@ def demo(keep: bool, steps: int | None, folder: Path | None) -> int:
         folder.mkdir(parents=True, exist_ok=False)
     home = folder or default_folder(cache)
     console = session.console(sys.stderr if session.is_json else None)
-    story = Story(home.resolve(), cache / "models", Show(console, plan_text))
+    story = Story(home.resolve(), cache / "models", Show(console, plan_text), may_leave=keep)
     # Also where a shell started it in the background with SIGINT ignored.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGTERM, _interrupt)

@@ -6,6 +6,7 @@ loopback interface. Knows nothing of what the children do.
 
 import contextlib
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -40,10 +41,16 @@ class Child:
 
 
 class Household:
-    """The processes of one demo. `stop` ends all of them, whatever happened before."""
+    """The processes of one demo. `stop` ends all of them, whatever happened before.
 
-    def __init__(self, folder: Path) -> None:
+    Args:
+        ends_with_us: they end too when this process does, however it ends, where the system lets
+            them know (`setpriv`, Linux).
+    """
+
+    def __init__(self, folder: Path, *, ends_with_us: bool = True) -> None:
         self.folder = folder
+        self._bound = _ends_with_us() if ends_with_us else []
         self.children: list[Child] = []
 
     def start(
@@ -68,7 +75,7 @@ class Household:
         environment |= dict(extra or {})
         with log.open("ab") as output:
             process = subprocess.Popen(
-                [*before, sys.executable, *arguments],
+                [*self._bound, *before, sys.executable, *arguments],
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
@@ -123,6 +130,12 @@ class Household:
                 process = psutil.Process(child.process.pid)
                 found += [process, *process.children(recursive=True)]
         return found
+
+
+def _ends_with_us() -> list[str]:
+    """Words of a command that becomes the one behind them, which gets SIGTERM when we end."""
+    setpriv = shutil.which("setpriv")
+    return [setpriv, "--pdeathsig", "TERM", "--"] if setpriv else []
 
 
 def wait_until(what: str, check: Any, timeout_s: float, household: Household) -> Any:

@@ -71,13 +71,15 @@ class Ending:
 
 
 class Story:
-    """One run of the demo in `folder`, shown on `show`."""
+    """One run of the demo in `folder`, shown on `show`; it may leave its processes running."""
 
-    def __init__(self, folder: Path, model_cache: Path, show: Show) -> None:
+    def __init__(
+        self, folder: Path, model_cache: Path, show: Show, *, may_leave: bool = False
+    ) -> None:
         self.folder = folder
         self.model_folder = model_cache / MODEL_NAME
         self.show = show
-        self.household = Household(folder)
+        self.household = Household(folder, ends_with_us=not may_leave)
         self._client: Client | None = None
 
     @property

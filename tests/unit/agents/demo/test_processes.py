@@ -1,5 +1,7 @@
 """The demo's processes: alone, watched, and never left behind."""
 
+import shutil
+import subprocess
 import sys
 from pathlib import Path
 
@@ -24,6 +26,31 @@ def test_stopping_ends_a_child_and_what_the_child_started(tmp_path: Path) -> Non
     assert not psutil.pid_exists(int(told))
     assert child.process.poll() is not None
     assert household.stop() == []
+
+
+OWNER = """
+import signal, sys
+from pathlib import Path
+from agents.demo.processes import Household
+
+child = Household(Path(sys.argv[1])).start("fellow", ["-c", "import signal; signal.pause()"])
+print(child.process.pid, flush=True)
+signal.pause()
+"""
+
+
+@pytest.mark.skipif(shutil.which("setpriv") is None, reason="needs setpriv")
+def test_a_child_ends_when_its_owner_is_killed(tmp_path: Path) -> None:
+    owner = subprocess.Popen(
+        [sys.executable, "-c", OWNER, str(tmp_path)], stdout=subprocess.PIPE, text=True
+    )
+    assert owner.stdout is not None
+    with owner.stdout:
+        child = psutil.Process(int(owner.stdout.readline()))
+    owner.kill()
+    owner.wait(10)
+    gone, _ = psutil.wait_procs([child], timeout=10)
+    assert gone
 
 
 def test_a_child_sees_a_home_of_its_own_and_no_secret_of_ours(
