@@ -243,6 +243,19 @@ class Ground:
             )
         return self.references[point.reference]
 
+    def exact(self, point: Point) -> one_process.Reference:
+        """The same in float64."""
+        key = (*point.reference, "float64")
+        if key not in self.references:
+            self.references[key] = one_process.train(
+                self.model(point.model),
+                self.sequences(point),
+                self.settings(point),
+                evaluate=True,
+                exactly=True,
+            )
+        return self.references[key]
+
 
 def adopt(ground: Ground, name: str, folder: Path) -> None:
     """Let the grid run on a checkpoint that lies in a folder."""
@@ -293,3 +306,22 @@ def measure(workers: Workers, ground: Ground, point: Point, timeout_s: float = 6
     """Run a point and compare it."""
     told = ground.reference(point)
     return compare(run_to_end(workers, ground.case(point), point.stages, timeout_s), told)
+
+
+@dataclass(frozen=True)
+class Exactly:
+    """Where a run and one process in float32 are apart: how far each is from float64."""
+
+    run: Difference
+    reference: float
+    """The largest difference of the one process's losses."""
+
+
+def measure_exactly(
+    workers: Workers, ground: Ground, point: Point, timeout_s: float = 60.0
+) -> Exactly:
+    """Run a point and compare it, and its reference, with one process in float64."""
+    exact, told = ground.exact(point), ground.reference(point)
+    run = run_to_end(workers, ground.case(point), point.stages, timeout_s)
+    off = max(abs(a - b) for a, b in zip(told.losses, exact.losses, strict=True))
+    return Exactly(compare(run, exact), off)
