@@ -3,9 +3,9 @@
 SmolLM2-135M-Instruct as `swarm demo` converted it (or a folder that is named), and English. Every
 kind and rate, for one and for two boundaries: untrained, with and without planted outliers, in one
 process; and after --steps steps of two or three real workers over their links, whose counters give
-the bytes, the planted ones in one process. It takes an hour and a half of one core, and goes on where
-it was stopped: each cell lies in a file below --out. The end prints the tables, and the bars; 1
-when one is missed.
+the bytes, the planted ones in one process. It takes an hour and a half of one core, and goes on
+where it was stopped: each cell lies in a file below --out. The end prints the tables, and the bars;
+1 when one is missed.
 
 Accuracy is of the next token, beside that of the same model without compression.
 """
