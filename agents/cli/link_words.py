@@ -24,7 +24,8 @@ def boundary_text(one: ShownBoundary) -> str:
     """Of one boundary: the way, what crossed it, and why no better way is used."""
     way = _WAYS[one.path] if one.path else "unknown"
     crossed = f"{human_bytes(one.forward_bytes)} on, {human_bytes(one.backward_bytes)} back"
-    again = f", {one.resent_frames} frames sent again" if one.resent_frames else ""
+    frames = f"{one.resent_frames} frame{'s' * (one.resent_frames != 1)}"
+    again = f", {frames} sent again" if one.resent_frames else ""
     why = f"; {clean(one.untrusted_why, 300)}" if one.untrusted_why else ""
     return f"stage {one.stage} to {one.stage + 1} {way}: {crossed}{again}{why}"
 

@@ -61,8 +61,11 @@ def ago(at: float | None) -> str:
     seconds = time.time() - at
     if seconds < 3:
         return "now"
-    if seconds < 86_400:
-        return f"{human_seconds(seconds if seconds < 60 else seconds // 60 * 60)} ago"
+    if seconds < 60:
+        return f"{seconds:.0f} s ago"
+    hours, minutes = divmod(int(seconds // 60), 60)
+    if hours < 24:
+        return f"{f'{hours} h ' if hours else ''}{minutes} min ago"
     return datetime.fromtimestamp(at).astimezone().strftime("%Y-%m-%d %H:%M")
 
 
