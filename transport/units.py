@@ -29,6 +29,13 @@ def human_count(count: int | None) -> str:
     return str(count)
 
 
+def count_of(count: int, one: str, many: str = "") -> str:
+    """A number of things, with its noun: (1, "card") -> "1 card", (1200, "batch", "batches") ->
+    "1,200 batches".
+    """
+    return f"{count:,} {one if count == 1 else many or f'{one}s'}"
+
+
 def human_seconds(seconds: float | None) -> str:
     """Seconds as short text, "–" when unknown: 0.25 -> "250 ms", 95 -> "1 min 35 s"."""
     if seconds is None:

@@ -7,7 +7,7 @@ from agents.log_lines import clean
 from transport.api.fellows import MeasuredLink, ShownCard, Traffic
 from transport.api.jobs import ShownBoundary
 from transport.cards import PathKind
-from transport.units import human_bytes
+from transport.units import count_of, human_bytes
 
 _WAYS: dict[PathKind, str] = {
     "local": "on one machine",
@@ -24,8 +24,7 @@ def boundary_text(one: ShownBoundary) -> str:
     """Of one boundary: the way, what crossed it, and why no better way is used."""
     way = _WAYS[one.path] if one.path else "unknown"
     crossed = f"{human_bytes(one.forward_bytes)} on, {human_bytes(one.backward_bytes)} back"
-    frames = f"{one.resent_frames} frame{'s' * (one.resent_frames != 1)}"
-    again = f", {frames} sent again" if one.resent_frames else ""
+    again = f", {count_of(one.resent_frames, 'frame')} sent again" if one.resent_frames else ""
     why = f"; {clean(one.untrusted_why, 300)}" if one.untrusted_why else ""
     return f"stage {one.stage} to {one.stage + 1} {way}: {crossed}{again}{why}"
 

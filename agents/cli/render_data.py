@@ -7,6 +7,7 @@ from agents.cli.tables import Labelled
 from agents.log_lines import clean
 from transport.api.buckets import BucketPreview, PreviewRow
 from transport.api.plans import DataShape
+from transport.units import count_of
 
 
 def data_lines(data: DataShape | None) -> list[RenderableType]:
@@ -28,11 +29,15 @@ def data_lines(data: DataShape | None) -> list[RenderableType]:
 
 
 def _figures(data: DataShape) -> str:
-    told = [f"{data.tokens:,} tokens"]
-    told += [f"{data.batches:,} batches"] if data.batches is not None else []
-    told += [f"{data.passes:.2g} passes"] if data.passes is not None else []
+    told = [count_of(data.tokens or 0, "token")]
+    told += [count_of(data.batches, "batch", "batches")] if data.batches is not None else []
+    told += (
+        [f"{data.passes:.2g} pass{'' if data.passes == 1 else 'es'}"]
+        if data.passes is not None
+        else []
+    )
     if data.held_out_sequences is not None:
-        told.append(f"{data.held_out_sequences:,} sequences held out")
+        told.append(f"{count_of(data.held_out_sequences, 'sequence')} held out")
     if data.supervised_share is not None:
         told.append(f"{100 * data.supervised_share:.3g} % of the targets learned")
     return ", ".join(told)
@@ -41,7 +46,7 @@ def _figures(data: DataShape) -> str:
 def preview_text(answer: BucketPreview) -> RenderableType:
     """Rows with what is learned underlined and in brackets."""
     rows = [_row(row) for row in answer.rows]
-    more = [Text(f"{answer.omitted:,} more rows")] if answer.omitted else []
+    more = [Text(count_of(answer.omitted, "more row"))] if answer.omitted else []
     return Group(Text(answer.summary), *rows, *more)
 
 

@@ -12,6 +12,7 @@ import numpy as np
 
 from transport.api.job_config import HeldOutConfig
 from transport.errors import SwarmError
+from transport.units import count_of
 
 SHARE = 0.05
 MOST = 64
@@ -87,8 +88,8 @@ def _groups(asked: HeldOutConfig, rows: Rows) -> frozenset[str]:
     if len(groups) < 2:
         raise SwarmError(
             "invalid-input",
-            f"column {asked.column!r} has {len(groups)} value(s): a group to train on and one to "
-            "hold out need at least 2",
+            f"column {asked.column!r} has {count_of(len(groups), 'value')}: a group to train on "
+            "and one to hold out need at least 2",
             hint="name another column, or hold out by random",
         )
     goal, held = wanted(asked, rows.total), 0

@@ -25,6 +25,7 @@ from control.datasets.rows import (
     wrong_row,
 )
 from transport.errors import SwarmError
+from transport.units import count_of
 
 ENDINGS = (".jsonl", ".txt", ".csv", ".parquet", ".npy")
 MAX_LINE = 8_000_000  # bytes; longer lines stall whoever reads them
@@ -358,8 +359,8 @@ def open_tokens(source: Source) -> Any:
     if found.dtype.name not in TOKEN_TYPES or found.ndim != 1:
         raise SwarmError(
             "invalid-input",
-            f"{source.name} holds {found.ndim} dimension(s) of {found.dtype.name}; token ids are "
-            f"one dimension of {' or '.join(TOKEN_TYPES)}",
+            f"{source.name} holds {count_of(found.ndim, 'dimension')} of {found.dtype.name}; token "
+            f"ids are one dimension of {' or '.join(TOKEN_TYPES)}",
             hint="flatten the ids, each document ended by EOS, and convert their type",
         )
     return found

@@ -16,6 +16,7 @@ from transport.api.job_config import JobConfig, QuantizationConfig
 from transport.api.plans import Chosen
 from transport.errors import SwarmError
 from transport.orders import LoraSettings, TrainSettings
+from transport.units import count_of
 
 AUTO_BATCHES = (32, 16, 8, 4, 2, 1)
 LORA_RATE = 2e-4
@@ -278,7 +279,7 @@ def explain(asked: Asked, made: TrainSettings, why_format: str) -> list[Chosen]:
         train.micro_batches is None,
         "train.micro_batches",
         made.micro_batches,
-        f"the largest divisor of the batch up to twice the {asked.num_stages} stage(s)",
+        f"the largest divisor of the batch up to twice the {count_of(asked.num_stages, 'stage')}",
     )
     tell(
         made.schedule != train.schedule,
@@ -341,7 +342,7 @@ def _why_recompute(asked: Asked, made: TrainSettings) -> str:
 def _why_batch(asked: Asked, made: TrainSettings) -> str:
     most = asked.train_sequences
     if most is not None and made.batch_size <= most < 2 * made.batch_size:
-        return f"the largest that fits every card and the {most} sequences of the data"
+        return f"the largest that fits every card and the {count_of(most, 'sequence')} of the data"
     return "the largest of 32, 16, 8, 4, 2, 1 that fits every card"
 
 

@@ -18,7 +18,7 @@ from control.planning.subsets import best_subset
 from transport.api.job_config import JobConfig, QuantizationConfig
 from transport.api.plans import Offer
 from transport.orders import TrainSettings
-from transport.units import human_seconds
+from transport.units import count_of, human_seconds
 
 MOST_OFFERS = 3
 WORTH = 0.9
@@ -105,7 +105,7 @@ def _smaller(
         yield "layers where the planner puts them", free
     if config.exclude_cards:
         every = config.model_copy(update={"exclude_cards": []})
-        yield f"with the {len(config.exclude_cards)} card(s) that you left out", every
+        yield f"with the {count_of(len(config.exclude_cards), 'card')} that you left out", every
     if config.method == "full":
         yield (
             "adapters instead of a full fine-tune (method lora)",

@@ -26,6 +26,7 @@ from stage_runtime.places import CardPlace, Device
 from transport.api.plans import PlannedCard
 from transport.api.serving import KvStorage, ServedStage, ServePlanView
 from transport.errors import SwarmError
+from transport.units import count_of
 
 LONGEST_CONTEXT = 1_048_576
 MAX_STAGES = 16
@@ -125,7 +126,7 @@ def _served(inputs: Inputs, ask: ServeAsk, quantization: Quantization) -> _Serve
     if found is None:
         fellows = fellows[: ask.stages]
         nearest = split(fellows, _book(inputs, shape), Pins())
-        over = "" if ask.stages is None else f" over {ask.stages} stage(s), as you asked"
+        over = "" if ask.stages is None else f" over {count_of(ask.stages, 'stage')}, as you asked"
         reason = (
             f"not enough memory for a context of {ask.context_tokens:,} tokens{over}: "
             f"{needs_line(nearest, fellows, 'the model')}"
@@ -192,7 +193,7 @@ def _placed(
         sizes: Iterable[int] = range(len(fellows), 0, -1)
         why = "the most room for the context"
     elif ask.stages is not None:
-        sizes, why = [ask.stages], f"{ask.stages} stage(s), as you asked"
+        sizes, why = [ask.stages], f"{count_of(ask.stages, 'stage')}, as you asked"
     else:
         sizes, why = range(1, len(fellows) + 1), "the fewest fellows that hold it"
     for size in sizes:
@@ -346,7 +347,7 @@ def _spare(served: _Served) -> str:
         return f"not enough fellows even with it: {served.ask.stages or 1} needed"
     stages = served.ask.stages
     if served.reason and stages is not None:
-        return f"not one of the {stages} stage(s) that you asked for"
+        return f"not one of the {count_of(stages, 'stage')} that you asked for"
     return "not needed: the plan fits without it"
 
 

@@ -10,7 +10,7 @@ from control.planning.split import FellowCards, PlacedCard, Split
 from control.planning.usable import Card
 from transport.api.plans import Kind, PlannedCard, Segment
 from transport.orders import TrainSettings
-from transport.units import human_bytes, human_seconds
+from transport.units import count_of, human_bytes, human_seconds
 
 _PLANNED: tuple[Kind, ...] = (
     "weights",
@@ -122,9 +122,10 @@ def moved_line(tried: Tried | None, number_format: str, kind: str) -> str:
         return ""
     now, before = (" + ".join(map(str, one.counts)) for one in (tried.split, tried.by_memory))
     shorter = 100 * (1 - tried.seconds / tried.memory_seconds)
+    share = f"{shorter:.0f} %" if shorter >= 1 else "less than 1 %"
     return (
         f"{now} by {kind} {number_format} speed within each card's memory ({before} by free "
-        f"memory), a step predicted {shorter:.0f} % shorter"
+        f"memory), a step predicted {share} shorter"
     )
 
 
@@ -141,10 +142,12 @@ def paragraph(split: Split, settings: TrainSettings, took: str, limit: str) -> s
     lost = idle_share(len(split.stages), settings.micro_batches)
     bits = {"nf4": ", weights in 4 bits", "int8": ", weights in 8 bits"}
     stored = bits.get(settings.quantization, "")
+    fellows = count_of(len(split.stages), "fellow")
+    parts = count_of(settings.micro_batches, "micro-batch", "micro-batches")
     return (
-        f"{method} in {settings.dtype}{stored} over {len(split.stages)} fellow(s): {where}. "
-        f"{settings.steps} steps of {settings.batch_size} sequences in {settings.micro_batches} "
-        f"micro-batch(es); each fellow idles {100 * lost:.0f} % of a step. {took} Limit: {limit}."
+        f"{method} in {settings.dtype}{stored} over {fellows}: {where}. "
+        f"{count_of(settings.steps, 'step')} of {count_of(settings.batch_size, 'sequence')} in "
+        f"{parts}; each fellow idles {100 * lost:.0f} % of a step. {took} Limit: {limit}."
     )
 
 
@@ -154,7 +157,7 @@ def needs_line(split: Split, fellows: Sequence[FellowCards], what: str = "the ru
     free = sum(fellow.free_bytes for fellow in fellows)
     fullest = split.fullest
     return (
-        f"{what} needs {human_bytes(need)} on {len(split.cards)} card(s) that have "
+        f"{what} needs {human_bytes(need)} on {count_of(len(split.cards), 'card')} with "
         f"{human_bytes(free)} free, and {fullest.card.title} would hold "
         f"{human_bytes(fullest.price.total)} of {human_bytes(fullest.card.free_bytes)}"
     )

@@ -13,6 +13,7 @@ from control.planning.pace import Pace
 from control.planning.split import PlacedCard, Split
 from stage_runtime.costs import runs_1f1b
 from transport.orders import TrainSettings
+from transport.units import count_of
 
 ROUNDS = 4
 """Micro-batches that are played, times the stages: a longer step goes on alike."""
@@ -34,8 +35,9 @@ class Crowd:
         if self.longer < WORTH_TELLING:
             return ""
         return (
-            f"{', '.join(self.hosts)} run on one machine with {self.cores} core(s) and share them: "
-            f"a step is predicted {self.longer:.2f} times as long as on machines of their own"
+            f"{', '.join(self.hosts)} run on one machine with {count_of(self.cores, 'core')} and "
+            f"share them: a step is predicted {self.longer:.2f} times as long as on machines of "
+            "their own"
         )
 
 

@@ -105,8 +105,8 @@ def broken(folder: Path) -> dict[str, tuple[Path, str]]:
     whole = write_parquet(folder / "whole.parquet", PAIRS).read_bytes()
     told: dict[str, tuple[Path, str]] = {
         "objects": (objects, "it holds Python objects"),
-        "square": (square, "holds 2 dimension(s) of int32"),
-        "floats": (floats, "1 dimension(s) of float64; token ids are one dimension of uint16"),
+        "square": (square, "holds 2 dimensions of int32"),
+        "floats": (floats, "1 dimension of float64; token ids are one dimension of uint16"),
         "negative": (write_tokens(folder / "negative.npy", [3, -1]), "token 2 is -1, below zero"),
         "columns": (
             write_parquet(folder / "columns.parquet", [{"question": "a", "answer": "b"}]),

@@ -118,7 +118,7 @@ def test_a_count_of_stages_that_does_not_fit_is_answered_over_so_many_and_no_mor
     plan = _plan(three_cards(), 65_536, stages=1)
     assert not plan.fits
     assert [stage.hostname for stage in plan.stages] == ["borealis"]
-    assert "over 1 stage(s), as you asked: the model needs" in plan.reason
+    assert "over 1 stage, as you asked: the model needs" in plan.reason
     assert "borealis's RTX A4000 #0 would hold" in plan.reason
     spare = {card.reason for card in plan.cards if not card.used}
-    assert spare == {"not one of the 1 stage(s) that you asked for"}
+    assert spare == {"not one of the 1 stage that you asked for"}

@@ -41,7 +41,7 @@ def test_two_stages_on_one_core_take_turns() -> None:
     longer = 8 * (1 + last) / (1 + 8 * last)
     assert _step_s(beside) / _step_s(apart) == pytest.approx(longer, rel=0.01)
     (note,) = [one for one in beside.view.notes if "share" in one]
-    assert note.startswith("host-a, host-b run on one machine with 1 core(s) and share them")
+    assert note.startswith("host-a, host-b run on one machine with 1 core and share them")
     assert not [one for one in apart.view.notes if "core" in one]
 
 
