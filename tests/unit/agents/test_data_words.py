@@ -85,5 +85,5 @@ def test_a_preview_marks_what_is_learned() -> None:
         "a.jsonl line 1: messages, 2 of 9 tokens learned",
         "user: hi",
         "⟦yes⟧…",
-        "1 more rows",
+        "1 more row",
     ]
