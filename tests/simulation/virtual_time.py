@@ -52,7 +52,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
     def _run_once(self) -> None:
         """One round: what asyncio's own does, without asking the machine for sockets or time.
 
-        Two in three of all rounds run a single callback, so that the round itself is what costs.
+        Most rounds run a single callback, so that the round itself is what costs.
         """
         timers, ready = self._scheduled, self._ready
         while timers and timers[0]._cancelled:
