@@ -48,9 +48,14 @@ def read_header(path: Path) -> list[Tensor]:
             raise broken_file(path, "its header is missing or too long")
         raw = handle.read(length)
     try:
-        # Python would read other encodings, and NaN, which no reader of these files does.
-        told = json.loads(raw.decode(), object_pairs_hook=_no_doubles, parse_constant=_whole)
-        tensors = [_tensor(n, t, 8 + length) for n, t in told.items() if n != "__metadata__"]
+        # Python would read other encodings, NaN, -0 and half a surrogate pair, which no reader of
+        # these files does.
+        told = json.loads(
+            raw.decode(), object_pairs_hook=_members, parse_constant=_whole, parse_int=_natural
+        )
+        for text in told.pop("__metadata__", {}).values():
+            text.encode()
+        tensors = [_tensor(n, t, 8 + length) for n, t in told.items()]
     except _UNREADABLE as error:
         raise broken_file(path, f"its header cannot be read ({type(error).__name__})") from None
     tensors.sort(key=lambda tensor: (tensor.start, tensor.end))
@@ -78,14 +83,25 @@ def read_metadata(path: Path) -> dict[str, str]:
     return told
 
 
-def _no_doubles(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def _members(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     told = dict(pairs)
     if len(told) != len(pairs):
         raise ValueError("a name is there twice")
+    "".join(told).encode()
     return told
 
 
+def _natural(digits: str) -> int:
+    if digits.startswith("-"):
+        raise ValueError("less than nothing")
+    return int(digits)
+
+
 def _tensor(name: str, told: Mapping[str, Any], data: int) -> Tensor:
+    if told.keys() != {"dtype", "shape", "data_offsets"}:
+        raise ValueError("other members than a tensor has")
+    if not isinstance(told["shape"], list) or not isinstance(told["data_offsets"], list):
+        raise TypeError("no list of numbers")
     shape = tuple(_whole(n) for n in told["shape"][: MAX_RANK + 1])
     if len(shape) > MAX_RANK:
         raise ValueError("too many dimensions")

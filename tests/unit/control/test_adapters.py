@@ -47,6 +47,21 @@ BROKEN = {
     "size and shape differ": by_hand({"a": {**ONE, "shape": [2]}}, b"\0" * 4),
     "negative": by_hand({"a": {**ONE, "shape": [-1]}}, b"\0" * 4),
     "unknown type": by_hand({"a": {**ONE, "dtype": "X9"}}, b"\0" * 4),
+    "less than nothing": by_hand(
+        b'{"a": {"dtype": "F32", "shape": [1], "data_offsets": [-0, 4]}}', b"\0" * 4
+    ),
+    "half a surrogate pair in a name": by_hand({"\ud800": ONE}, b"\0" * 4),
+    "half a surrogate pair in a text": by_hand(
+        {"__metadata__": {"made": "by \udc00"}, "a": ONE}, b"\0" * 4
+    ),
+    "a text that is none": by_hand({"__metadata__": {"made": 1}, "a": ONE}, b"\0" * 4),
+    "texts that are none": by_hand({"__metadata__": ["made"], "a": ONE}, b"\0" * 4),
+    "a shape that is a text": by_hand({"a": {**ONE, "shape": ""}}, b"\0" * 4),
+    "offsets that are no list": by_hand(
+        {"a": {**ONE, "data_offsets": {"0": 0, "4": 4}}}, b"\0" * 4
+    ),
+    "a member that a tensor has not": by_hand({"a": {**ONE, "of": 1}}, b"\0" * 4),
+    "another encoding": by_hand(json.dumps({"a": ONE}).encode("utf-16"), b"\0" * 4),
     "twice": by_hand(
         b'{"a": ' + json.dumps(ONE).encode() + b', "a": ' + json.dumps(ONE).encode() + b"}",
         b"\0" * 4,
