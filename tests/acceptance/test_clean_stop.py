@@ -7,7 +7,7 @@ open by stopping (SIGSTOP) whoever would end them, so that a kill hits what its 
 import json
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from threading import Event
@@ -93,11 +93,21 @@ def forkserver(daemon: Child) -> psutil.Process | None:
     return None
 
 
-def worker_of(pool: RealPool, fellow: int) -> psutil.Process:
-    """The worker of a fellow, as soon as there is one."""
+def server_of(pool: RealPool, fellow: int) -> psutil.Process:
+    """A fellow's warm process, as soon as there is one."""
     daemon = pool.fellow_daemons[fellow]
-    server = wait_until("the forkserver", lambda: forkserver(daemon), 30, pool.household)
-    worker: psutil.Process = quickly("a worker", lambda: next(iter(server.children()), None))
+    found: psutil.Process = wait_until(
+        "the forkserver", lambda: forkserver(daemon), 30, pool.household
+    )
+    return found
+
+
+def worker_of(pool: RealPool, fellow: int, but: Collection[int] = ()) -> psutil.Process:
+    """The worker of a fellow, as soon as there is one; `but`: ids of those of earlier jobs."""
+    server = server_of(pool, fellow)
+    worker: psutil.Process = quickly(
+        "a worker", lambda: next((one for one in server.children() if one.pid not in but), None)
+    )
     return worker
 
 
@@ -123,7 +133,7 @@ def stopped(process: psutil.Process) -> Iterator[None]:
 
 def stage_of(pool: RealPool, job_id: str, fellow: int) -> int:
     """Which stage a fellow runs: the workers' folders are named JOB/ATTEMPT/STAGE."""
-    (folder,) = work_folders(pool, job_id, fellow)
+    (folder,) = quickly("the worker's folder", lambda: work_folders(pool, job_id, fellow))
     return int(folder.name.rsplit("-", 1)[1])
 
 
@@ -175,8 +185,9 @@ def test_a_worker_killed_while_it_loads(pool: RealPool) -> None:
 def hold_while_loading(pool: RealPool) -> tuple[JobView, psutil.Process]:
     """A job whose worker at the second fellow stands still before it has loaded."""
     for _ in range(TRIES):
+        earlier = {one.pid for one in server_of(pool, 1).children()}
         job = start(pool)
-        victim = worker_of(pool, 1)
+        victim = worker_of(pool, 1, but=earlier)
         victim.send_signal(signal.SIGSTOP)
         wait_until("the others' workers", lambda: len(pool.workers()) == 3, 10, pool.household)
         stage = stage_of(pool, job.job_id, 1)
