@@ -2,7 +2,7 @@
 
 from agents.log_lines import clean
 from transport.api.jobs import IfLost, JobView
-from transport.units import human_seconds
+from transport.units import count_of, human_seconds
 
 
 def if_lost_text(job: JobView, ready: IfLost) -> str:
@@ -14,8 +14,8 @@ def if_lost_text(job: JobView, ready: IfLost) -> str:
         return f"{without}: {taker} takes its stage"
     if ready.then == "split":
         when = f"after {human_seconds(ready.after_s)} " if ready.after_s else ""
-        count = len(ready.fellows)
-        return f"{without}: {when}split again over {count} fellow{'s' if count > 1 else ''}"
+        over = count_of(len(ready.fellows), "fellow")
+        return f"{without}: {when}split again over {over}"
     if ready.then == "wait":
         limit = human_seconds(job.config.train.recovery_wait_s)
         return f"{without}: waits up to {limit} for it or a standby{why}"

@@ -1,5 +1,7 @@
 """A job's data and a bucket's rows as text for people, without control characters."""
 
+from collections.abc import Iterator
+
 from rich.console import Group, RenderableType
 from rich.text import Text
 
@@ -19,7 +21,8 @@ def data_lines(data: DataShape | None) -> list[RenderableType]:
         return [Labelled("Data", f"{name}: {100 * data.checked_share:.0f} % checked; {data.waits}")]
     if data.tokens is None:
         return []
-    lines: list[RenderableType] = [Labelled("Data", f"{name}: {_figures(data)}")]
+    figures = ", ".join([count_of(data.tokens, "token"), *_figures(data)])
+    lines: list[RenderableType] = [Labelled("Data", f"{name}: {figures}")]
     lines += [Labelled("Found", finding.words, "yellow") for finding in data.findings]
     if data.checked_share and not data.findings:
         lines.append(Labelled("Found", "nothing that would spoil a run"))
@@ -28,19 +31,15 @@ def data_lines(data: DataShape | None) -> list[RenderableType]:
     return lines
 
 
-def _figures(data: DataShape) -> str:
-    told = [count_of(data.tokens or 0, "token")]
-    told += [count_of(data.batches, "batch", "batches")] if data.batches is not None else []
-    told += (
-        [f"{data.passes:.2g} pass{'' if data.passes == 1 else 'es'}"]
-        if data.passes is not None
-        else []
-    )
+def _figures(data: DataShape) -> Iterator[str]:
+    if data.batches is not None:
+        yield count_of(data.batches, "batch", "batches")
+    if data.passes is not None:
+        yield f"{data.passes:.2g} {'pass' if data.passes == 1 else 'passes'}"
     if data.held_out_sequences is not None:
-        told.append(f"{count_of(data.held_out_sequences, 'sequence')} held out")
+        yield f"{count_of(data.held_out_sequences, 'sequence')} held out"
     if data.supervised_share is not None:
-        told.append(f"{100 * data.supervised_share:.3g} % of the targets learned")
-    return ", ".join(told)
+        yield f"{100 * data.supervised_share:.3g} % of the targets learned"
 
 
 def preview_text(answer: BucketPreview) -> RenderableType:

@@ -19,7 +19,7 @@ from control.store.database import Database, Tx
 from transport.api.job_config import DataConfig
 from transport.api.plans import DataShape
 from transport.errors import SwarmError
-from transport.units import human_bytes
+from transport.units import count_of, human_bytes
 
 
 @dataclass(frozen=True)
@@ -168,4 +168,4 @@ def rows_words(count: int) -> str:
     """ "1.2M rows"."""
     if count >= 1_000_000:
         return f"{count / 1e6:.1f}M rows"
-    return f"{count:,} row{'' if count == 1 else 's'}"
+    return count_of(count, "row")

@@ -12,6 +12,7 @@ from control.store.database import Tx
 from control.store.verifications import Verification
 from transport.api.verify import ShownVerification
 from transport.orders import TrainSettings
+from transport.units import count_of
 
 STEPS = 4
 HELD_OUT = 4
@@ -162,7 +163,7 @@ def record_of(tx: Tx, job_id: str) -> Sequence[dict[str, Any]]:
 
 def summary_of(job_id: str, one: ShownVerification) -> str:
     """One or two sentences; numbers and ids only."""
-    over = f"{one.stages} stage{'' if one.stages == 1 else 's'}"
+    over = count_of(one.stages, "stage")
     if one.state == "probing":
         return f"Job {job_id} is verified: {over} train a probe of {one.steps} steps."
     if one.state == "waiting":

@@ -30,7 +30,7 @@ from transport.api.step_time import StepTime
 from transport.cards import LinkStatus
 from transport.errors import not_found
 from transport.ids import card_id
-from transport.units import human_seconds
+from transport.units import count_of, human_seconds
 
 RECENT_STEPS = 20  # whose median is the step time
 
@@ -199,7 +199,7 @@ def _sum(numbers: Sequence[int]) -> int | None:
 
 def summary_of(job: Job, num_stages: int, step_s: float | None) -> str:
     """One or two sentences on how a job is."""
-    over = f"over {num_stages} fellow{'' if num_stages == 1 else 's'}"
+    over = f"over {count_of(num_stages, 'fellow')}"
     loss = "" if job.loss is None else f", loss {job.loss:.4g}"
     if job.state == "pending":
         return f"Job {job.job_id} waits: {job.reason}."

@@ -23,7 +23,7 @@ from transport.api.fellows import (
 )
 from transport.api.operation import Next
 from transport.errors import not_found
-from transport.units import human_bytes
+from transport.units import count_of, human_bytes
 
 
 def need_fellow(leader: Office, call: Call, fellow_id: str) -> Member:
@@ -45,7 +45,7 @@ def _row(leader: Office, member: Member) -> FellowRow:
 def _view(leader: Office, member: Member) -> FellowView:
     row = _row(leader, member)
     causes = f" ({'; '.join(row.causes)})" if row.causes else ""
-    cards = f"{row.cards} card{'' if row.cards == 1 else 's'}"
+    cards = count_of(row.cards, "card")
     summary = (
         f"{row.fellow_id} is {row.status}, health {row.health}{causes}: {cards}, "
         f"{human_bytes(row.card_total_bytes)} in all."

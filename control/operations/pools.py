@@ -41,6 +41,7 @@ from transport.api.pools import (
     TokenView,
 )
 from transport.errors import SwarmError, not_found
+from transport.units import count_of
 
 
 @dataclass(frozen=True)
@@ -59,14 +60,10 @@ class Standing:
         if not online:
             return "No fellows connected"
         if self.training:
-            return f"Training on {_fellows(self.training)}"
+            return f"Training on {count_of(self.training, 'fellow')}"
         if online < self.all:
-            return f"{online} of {_fellows(self.all)} online"
-        return f"{_fellows(self.ready)} ready"
-
-
-def _fellows(count: int) -> str:
-    return f"{count} fellow{'' if count == 1 else 's'}"
+            return f"{online} of {count_of(self.all, 'fellow')} online"
+        return f"{count_of(self.ready, 'fellow')} ready"
 
 
 @handles(CLUSTER_STATUS)
