@@ -151,14 +151,12 @@ def main() -> int:
         tokens = text_file(cache, told.folder)
         cells = Cells(told.out, _conditions(told.folder, tokens), _say)
         shapes = [(count, told.steps) for count in told.boundaries]
-        path = cache / "tokens" / f"{tokens.digest}.safetensors"
-        opened = open_sequences(path, tokens, SEQ_LEN, open_checkpoint(place).facts.vocab)
-        bench = untrained.Untrained(place, opened)
         if told.only in (None, "untrained"):
-            untrained.measure(bench, kinds, told.boundaries, cells)
+            untrained.measure(_whole(cache, tokens), kinds, told.boundaries, cells)
         if told.only in (None, "trained"):
             trained.measure(cache, tokens, [NONE, NONE_MLP, *kinds], shapes, cells)
         if told.only in (None, "planted"):
+            bench = _whole(cache, tokens)
             trained.measure_planted(cache, tokens, [NONE, *kinds], shapes, bench, cells)
         place.unlink()
     for line in (*untrained_lines(cells), "", *trained_lines(cells, told.steps), ""):
@@ -168,6 +166,14 @@ def main() -> int:
     for what, holds in found:
         print(f"{what}: {words[holds]}")
     return int(any(holds is False for _, holds in found))
+
+
+def _whole(cache: Path, tokens: TokenFile) -> untrained.Untrained:
+    """The whole model in memory: only while it is needed."""
+    place = model_folder(cache, "smollm2")
+    path = cache / "tokens" / f"{tokens.digest}.safetensors"
+    opened = open_sequences(path, tokens, SEQ_LEN, open_checkpoint(place).facts.vocab)
+    return untrained.Untrained(place, opened)
 
 
 def _conditions(folder: Path, tokens: TokenFile) -> dict[str, object]:

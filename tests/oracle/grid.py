@@ -232,27 +232,16 @@ class Ground:
             evaluate_base=True,
         )
 
-    def reference(self, point: Point) -> one_process.Reference:
-        """The same training in one process."""
-        if point.reference not in self.references:
-            self.references[point.reference] = one_process.train(
-                self.model(point.model),
-                self.sequences(point),
-                self.settings(point),
-                evaluate=True,
-            )
-        return self.references[point.reference]
-
-    def exact(self, point: Point) -> one_process.Reference:
-        """The same in float64."""
-        key = (*point.reference, "float64")
+    def reference(self, point: Point, *, exactly: bool = False) -> one_process.Reference:
+        """The same training in one process; exactly: in float64."""
+        key = (*point.reference, exactly)
         if key not in self.references:
             self.references[key] = one_process.train(
                 self.model(point.model),
                 self.sequences(point),
                 self.settings(point),
                 evaluate=True,
-                exactly=True,
+                exactly=exactly,
             )
         return self.references[key]
 
@@ -321,7 +310,7 @@ def measure_exactly(
     workers: Workers, ground: Ground, point: Point, timeout_s: float = 60.0
 ) -> Exactly:
     """Run a point and compare it, and its reference, with one process in float64."""
-    exact, told = ground.exact(point), ground.reference(point)
+    exact, told = ground.reference(point, exactly=True), ground.reference(point)
     run = run_to_end(workers, ground.case(point), point.stages, timeout_s)
     off = max(abs(a - b) for a, b in zip(told.losses, exact.losses, strict=True))
     return Exactly(compare(run, exact), off)
