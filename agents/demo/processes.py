@@ -132,10 +132,19 @@ class Household:
         return found
 
 
+_IF_STILL_OURS = 'test "$PPID" = "$0" && exec "$@"'
+
+
 def _ends_with_us() -> list[str]:
-    """Words of a command that becomes the one behind them, which gets SIGTERM when we end."""
+    """Words of a command that becomes the one behind them, which gets SIGTERM when we end.
+
+    The system tells only of an end that comes after it was asked to, so a child that was not ours
+    any more by then (we were killed as it started) ends at once.
+    """
     setpriv = shutil.which("setpriv")
-    return [setpriv, "--pdeathsig", "TERM", "--"] if setpriv else []
+    if setpriv is None:
+        return []
+    return [setpriv, "--pdeathsig", "TERM", "--", "sh", "-c", _IF_STILL_OURS, str(os.getpid())]
 
 
 def wait_until(what: str, check: Any, timeout_s: float, household: Household) -> Any:

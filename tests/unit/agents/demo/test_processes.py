@@ -1,5 +1,6 @@
 """The demo's processes: alone, watched, and never left behind."""
 
+import os
 import shutil
 import subprocess
 import sys
@@ -11,6 +12,7 @@ import pytest
 from agents.demo.processes import Household, wait_until
 from transport.errors import SwarmError
 
+SETPRIV = shutil.which("setpriv")
 GRANDCHILD = (
     "import subprocess, sys, signal; "
     "p = subprocess.Popen([sys.executable, '-c', 'import signal; signal.pause()']); "
@@ -39,17 +41,43 @@ signal.pause()
 """
 
 
-@pytest.mark.skipif(shutil.which("setpriv") is None, reason="needs setpriv")
-def test_a_child_ends_when_its_owner_is_killed(tmp_path: Path) -> None:
+def _owner_killed(folder: Path, path: str = os.environ["PATH"]) -> psutil.Process:
+    """The child of an owner that was killed as soon as it had started it."""
     owner = subprocess.Popen(
-        [sys.executable, "-c", OWNER, str(tmp_path)], stdout=subprocess.PIPE, text=True
+        [sys.executable, "-c", OWNER, str(folder)],
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PATH": path},
     )
     assert owner.stdout is not None
     with owner.stdout:
         child = psutil.Process(int(owner.stdout.readline()))
     owner.kill()
     owner.wait(10)
-    gone, _ = psutil.wait_procs([child], timeout=10)
+    return child
+
+
+@pytest.mark.skipif(SETPRIV is None, reason="needs setpriv")
+def test_a_child_ends_when_its_owner_is_killed(tmp_path: Path) -> None:
+    gone, _ = psutil.wait_procs([_owner_killed(tmp_path)], timeout=10)
+    assert gone
+
+
+@pytest.mark.skipif(SETPRIV is None, reason="needs setpriv")
+def test_a_child_ends_when_its_owner_was_killed_before_the_child_asked_to_be_told(
+    tmp_path: Path,
+) -> None:
+    gate = tmp_path / "gate"
+    os.mkfifo(gate)
+    late = tmp_path / "bin" / "setpriv"
+    late.parent.mkdir()
+    late.write_text(f'#!/bin/sh\nread _ < "{gate}"\nexec {SETPRIV} "$@"\n')
+    late.chmod(0o700)
+    child = _owner_killed(tmp_path, f"{late.parent}:{os.environ['PATH']}")
+    assert child.is_running()
+    with gate.open("r+b", buffering=0) as opened:
+        opened.write(b"go\n")
+        gone, _ = psutil.wait_procs([child], timeout=10)
     assert gone
 
 
