@@ -75,11 +75,17 @@ def refusal(
         raw: what was read, which says what a place in it is called.
     """
     told = _by_place([_tell(model, error, _values(raw)) for error in errors])
+    # One thing's hint is the refusal's; where several are wrong, each hint stays with its own.
+    alone = told[0].hint if len(told) == 1 else ""
+    wrong = [
+        {"pointer": one.pointer, "detail": one.detail if alone else one.detail + one.aside}
+        for one in told[:20]
+    ]
     return SwarmError(
         "invalid-input",
-        "; ".join(f"{one.pointer or '/'}: {one.detail}" for one in told[:5]),
-        hint=next((one.hint for one in told if one.hint), "correct the arguments named above"),
-        facts={"errors": [{"pointer": o.pointer, "detail": o.detail} for o in told[:20]]},
+        "; ".join(f"{one['pointer'] or '/'}: {one['detail']}" for one in wrong[:5]),
+        hint=alone or "correct the arguments named above",
+        facts={"errors": wrong},
     )
 
 
@@ -91,13 +97,18 @@ class _Wrong:
     union: str | None
     """Where the value stands that may be of several types, when this is about one of them."""
 
+    @property
+    def aside(self) -> str:
+        """Its hint as a part of the sentence, where several things are wrong."""
+        return f" ({self.hint})" if self.hint else ""
+
 
 def _tell(model: type[BaseModel], error: ErrorDetails, values: Any) -> _Wrong:
     pointer, union = _place(error, values)
     hint = ""
     if error["type"] == "extra_forbidden":
-        near, hint = meant(model, pointer)
-        detail = "there is no such argument" + (f"; {hint}" if near else "")
+        _, hint = meant(model, pointer)
+        detail = "there is no such argument"
     elif error["type"] == "missing":
         detail = "is missing"
     elif error["type"] == "string_pattern_mismatch":

@@ -98,7 +98,7 @@ def test_a_refusal_names_the_lines_of_what_is_wrong(tmp_path: Path) -> None:
         read_script(file)
     assert refusal.value.code == "invalid-input"
     for words in (
-        "wrong.yaml, line 5: fellows/1/crad: there is no such argument; did you mean 'card'?",
+        "wrong.yaml, line 5: fellows/1/crad: there is no such argument (did you mean 'card'?)",
         "wrong.yaml, line 10: troubles/1/do: ",
         "wrong.yaml, line 12: expect/state: ",
     ):

@@ -46,7 +46,10 @@ async def test_an_unknown_argument_names_the_nearest(house: House) -> None:
         response = await client.post("/api/v1/pools", json={"pol": "ann/lab"})
     problem = response.json()
     assert (problem["status"], problem["code"]) == (422, "invalid-input")
-    assert problem["hint"] == "did you mean 'pool'?"
+    assert problem["detail"] == (
+        "/pool: is missing; /pol: there is no such argument (did you mean 'pool'?)"
+    )
+    assert problem["hint"] == "correct the arguments named above"
 
 
 async def test_a_path_and_a_body_that_disagree_are_refused(house: House) -> None:

@@ -35,6 +35,16 @@ def test_a_misspelt_argument_is_refused_with_the_nearest_right_one() -> None:
     assert refusal.value.code == "invalid-input"
     assert refusal.value.hint == "did you mean 'learning_rate'?"
     assert refusal.value.facts["errors"][0]["pointer"] == "/config/train/learnin_rate"
+    assert refusal.value.message == "/config/train/learnin_rate: there is no such argument"
+
+
+def test_where_several_arguments_are_wrong_each_has_its_own_nearest_one() -> None:
+    with pytest.raises(SwarmError) as refusal:
+        parse(JobsPlan, asked(learnin_rate=1e-3, stepps=3))
+    for wrong, right in (("learnin_rate", "learning_rate"), ("stepps", "steps")):
+        told = f"/config/train/{wrong}: there is no such argument (did you mean {right!r}?)"
+        assert told in refusal.value.message
+    assert refusal.value.hint == "correct the arguments named above"
 
 
 @pytest.mark.parametrize(

@@ -43,7 +43,7 @@ def test_cards_in_numbers_need_no_list() -> None:
         ({"fellows": [{"name": "a", "cards": []}, {"name": "a", "cards": []}]}, "two fellows"),
         ({"fellows": [{"name": "a b", "cards": []}]}, "/fellows/0/name"),
         ({"fellows": [], "links": [{"sender": "a", "taker": "b", "bytes_per_s": 1.0}]}, "a link"),
-        ({"fellow": []}, "there is no such argument; did you mean 'fellows'?"),
+        ({"fellow": []}, "there is no such argument (did you mean 'fellows'?)"),
         ({"version": 2, "fellows": []}, "/version"),
     ],
 )
