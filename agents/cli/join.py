@@ -6,6 +6,7 @@ Finds the invite without it ever being an argument. The daemon itself is agents.
 import asyncio
 import os
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +18,10 @@ from agents.fellow.daemon import DaemonSetting, serve
 from agents.fellow.identity import Identity
 from agents.fellow.inventory import default_cache_folder
 from agents.fellow.joining import join as ask_to_join
-from agents.log_lines import start_log
+from agents.log_lines import clean, start_log
 from transport.errors import SwarmError
 
+_MAX_NAME = 60
 _LEVELS = ("warning", "info", "debug")
 
 
@@ -35,6 +37,11 @@ def _machine_options(command: click.Command) -> click.Command:
             ["--cache", "cache"],
             metavar="FOLDER",
             help="Where model files are kept; the hub's cache unless told. [SWARM_CACHE]",
+        ),
+        click.Option(
+            ["--name"],
+            metavar="NAME",
+            help="What plans and tables call this machine; kept. Its host name unless told.",
         ),
         click.Option(
             ["--listen"],
@@ -75,9 +82,9 @@ def join(url: str, cards: tuple[str, ...], invite_file: str | None, **more: Any)
     """
     session = current()
     _start_log(session, more["log_file"])
-    folder = _state(more["state"])
+    folder, name = _state(more["state"]), _name(more["name"])
     with identities.OneDaemon(folder):
-        identity = asyncio.run(ask_to_join(folder, url, _invite(invite_file), cards))
+        identity = asyncio.run(ask_to_join(folder, url, _invite(invite_file), cards, name))
     session.say(f"{identity.fellow_id} has joined {identity.pool}")
     if not more["only_join"]:
         _run(identity, folder, more)
@@ -95,6 +102,10 @@ def fellow(**more: Any) -> None:
             "this machine has not joined a pool",
             hint="make an invite with `swarm invite`, then run `swarm join URL` here",
         )
+    if name := _name(more["name"]):
+        identity = replace(identity, name=name)
+        with identities.OneDaemon(folder):
+            identities.save(folder, identity)
     _run(identity, folder, more)
 
 
@@ -112,6 +123,19 @@ def _run(identity: Identity, folder: Path, more: dict[str, Any]) -> None:
 
 def _state(told: str | None) -> Path:
     return Path(told).expanduser().absolute() if told else identities.default_state_folder()
+
+
+def _name(told: str | None) -> str:
+    """A name that stands on one line of a table; "" when none was told."""
+    if told is None:
+        return ""
+    if not told.strip() or told != clean(told, _MAX_NAME):
+        raise SwarmError(
+            "invalid-input",
+            f"{told[:_MAX_NAME]!r} is no name of a machine",
+            hint=f"use 1 to {_MAX_NAME} characters, all of which can be printed",
+        )
+    return told.strip()
 
 
 def _start_log(session: Session, file: str | None) -> None:

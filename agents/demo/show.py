@@ -12,6 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from agents.client import Client
+from agents.log_lines import clean
 from transport.api.fellows import FellowView
 from transport.api.jobs import JobView
 from transport.api.plans import PlanView
@@ -45,8 +46,9 @@ class Show:
         for view in views:
             for card in view.cards:
                 told = ", ".join(f"{s.number_format} {s.tflops:.3f}" for s in card.speeds)
+                who = clean(view.fellow.untrusted_hostname, 60)
                 name = f"{card.name}, {human_bytes(card.total_bytes)}"
-                self.say(f"{view.fellow.fellow_id} {name}: {told} TFLOPS (measured)")
+                self.say(f"{who}'s {name}: {told} TFLOPS (measured)")
         fastest = max(slowest, key=lambda number_format: slowest[number_format])
         self.say(f"the slowest card is faster in {fastest}: the demo computes in it")
 

@@ -46,8 +46,8 @@ from transport.errors import SwarmError
 
 POOL = "demo/home"
 BUCKET = "verses"
-CARDS = ("cpu:1.6GB:1", "cpu:1.1GB:1", "cpu:800MB:1")
-"""Three fellows with unequal memory, one thread each."""
+CARDS = {"tower": "cpu:1.6GB:1", "desk": "cpu:1.1GB:1", "laptop": "cpu:800MB:1"}
+"""Three fellows by name, with unequal memory, one thread each."""
 SEQ_LEN, BATCH, LEARNING_RATE = 128, 8, 1e-3
 TRAINING_S = 100.0
 """Aim of the training itself, so that the whole demo stays under four minutes."""
@@ -136,11 +136,11 @@ class Story:
         self.client.call(POOLS_CREATE, PoolsCreate(pool=POOL))
 
     def _join_fellows(self) -> None:
-        for number, card in enumerate(CARDS, start=1):
+        for name, card in CARDS.items():
             invite = self.client.call(INVITES_CREATE, InvitesCreate(pool=POOL))
             self.household.start(
-                f"fellow-{number}",
-                ["-m", "agents.cli.main", "join", self.client.url, "--card", card],
+                name,
+                ["-m", "agents.cli.main", "join", self.client.url, "--card", card, "--name", name],
                 {"SWARM_INVITE": invite.secret},
             )
         wait_until("the fellows' joining", self._all_ready, 60, self.household)

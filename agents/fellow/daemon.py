@@ -99,7 +99,9 @@ class Daemon:
             setting.listen_address, setting.announce, address_towards(identity.leader)
         )
         self._places = Places(setting.cache_folder, doors.address)
-        self._inventory = Inventory(read_offers(identity.cards), identity.fellow_id, self._places)
+        self._inventory = Inventory(
+            read_offers(identity.cards), identity.fellow_id, identity.shown_name, self._places
+        )
         self._link = LeaderLink(identity.leader, identity.credential)
         self._spool = Spool(setting.state_folder / "reports")
         self._outbox = Outbox(self._spool, self._link, identity.fellow_id)

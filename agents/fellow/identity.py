@@ -9,12 +9,14 @@ import hashlib
 import json
 import os
 import secrets
+import socket
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Self
 
 import platformdirs
 
+from agents.log_lines import clean
 from transport.errors import SwarmError
 
 _FILE = "identity.json"
@@ -31,6 +33,13 @@ class Identity:
     fellow_id: str = ""
     pool: str = ""
     heartbeat_s: float = 5.0
+    name: str = ""
+    """What people call this machine; empty = as its system does."""
+
+    @property
+    def shown_name(self) -> str:
+        """What plans and tables call it."""
+        return clean(self.name or socket.gethostname(), 200) or "unnamed"
 
     @property
     def has_joined(self) -> bool:
@@ -63,17 +72,20 @@ def new_credential() -> str:
     return "swn_" + secrets.token_urlsafe(32)
 
 
-def prepare(folder: Path, leader: str, invite: str, cards: tuple[str, ...]) -> Identity:
+def prepare(
+    folder: Path, leader: str, invite: str, cards: tuple[str, ...], name: str = ""
+) -> Identity:
     """The identity to ask with: the one already on disk when it asked with this same invite.
 
     It is on disk before the leader hears of it, so that a lost answer can be asked for again.
     """
     kept = load(folder)
     digest = sha256(invite)
+    name = name or (kept.name if kept is not None else "")
     if kept is not None and (kept.leader, kept.invite_sha256) == (leader, digest):
-        identity = replace(kept, cards=cards or kept.cards)
+        identity = replace(kept, cards=cards or kept.cards, name=name)
     else:
-        identity = Identity(leader, new_credential(), digest, cards)
+        identity = Identity(leader, new_credential(), digest, cards, name=name)
     save(folder, identity)
     return identity
 

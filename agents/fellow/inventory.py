@@ -46,11 +46,11 @@ class Places:
 class Inventory:
     """Reads the machine anew at every heartbeat; what cannot change is read once."""
 
-    def __init__(self, offers: list[Offer], fellow_id: str, places: Places) -> None:
+    def __init__(self, offers: list[Offer], fellow_id: str, name: str, places: Places) -> None:
         self._offers = offers
         self._fellow_id = fellow_id
         self._places = places
-        self._hostname = clean(socket.gethostname(), 200) or "unnamed"
+        self._name = name
         self._system = clean(f"{platform.system()} {platform.release()}", 200)
         self._versions = {name: found for name in _DECIDING if (found := version_of(name))}
         self._cpu_name = _cpu_name()
@@ -67,7 +67,7 @@ class Inventory:
         """The machine around the cards. May block on a slow disk."""
         memory, disk = psutil.virtual_memory(), _disk(self._places.cache_folder)
         return MachineReport(
-            hostname=self._hostname,
+            hostname=self._name,
             system=self._system,
             cores=cores(),
             memory_bytes=memory.total,

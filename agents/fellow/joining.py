@@ -6,7 +6,6 @@ same credential is the same join, however often the answer is lost.
 
 import asyncio
 import logging
-import socket
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,7 +14,6 @@ from agents.fellow.identity import Identity, load, prepare, save, sha256
 from agents.fellow.inventory import read_offers, swarm_version
 from agents.fellow.leader_link import LeaderLink
 from agents.fellow.outbox import Backoff
-from agents.log_lines import clean
 from transport.cards import PROTOCOL
 from transport.errors import SwarmError
 from transport.reports import JoinAsk, Joined
@@ -25,7 +23,9 @@ _TRIES = 6
 log = logging.getLogger("swarm.fellow")
 
 
-async def join(folder: Path, address: str, invite: str, cards: tuple[str, ...]) -> Identity:
+async def join(
+    folder: Path, address: str, invite: str, cards: tuple[str, ...], name: str = ""
+) -> Identity:
     """This machine's identity in the pool that the invite is for.
 
     Args:
@@ -33,6 +33,7 @@ async def join(folder: Path, address: str, invite: str, cards: tuple[str, ...]) 
         address: the leader's.
         invite: the secret of `swarm invite`.
         cards: `--card` words; empty = what this machine has.
+        name: what people call it; empty = as before, at first as its system does.
 
     Raises:
         SwarmError: the leader's refusal, or unreachable after some tries. Joining again is safe.
@@ -41,15 +42,17 @@ async def join(folder: Path, address: str, invite: str, cards: tuple[str, ...]) 
     offers = tuple(offer.spec() for offer in read_offers(cards))
     known = load(folder)
     if known is not None and known.has_joined and known.invite_sha256 == sha256(invite):
-        identity = replace(known, leader=url, cards=offers if cards else known.cards)
+        identity = replace(
+            known, leader=url, cards=offers if cards else known.cards, name=name or known.name
+        )
         save(folder, identity)
         return identity
-    identity = prepare(folder, url, invite, offers)
+    identity = prepare(folder, url, invite, offers, name)
     ask = JoinAsk(
         protocol=PROTOCOL,
         invite=invite,
         credential_sha256=identity.credential_sha256,
-        hostname=clean(socket.gethostname(), 200) or "unnamed",
+        hostname=identity.shown_name,
         version=swarm_version(),
     )
     async with LeaderLink(url) as link:

@@ -143,7 +143,7 @@ class Town:
         url = f"http://{LOOPBACK}:{way.port}"
         self._listens[fellow.name] = self._listen(fellow)
         words = ["-m", "agents.cli.main", "join", url, "--card", fellow.card_spec]
-        words += self._listens[fellow.name]
+        words += ["--name", fellow.name, *self._listens[fellow.name]]
         extra, before = {"SWARM_INVITE": invite.secret}, self.disks.before(fellow.name)
         child = self.household.start(fellow.name, words, extra, before)
         self._daemons[fellow.name] = child

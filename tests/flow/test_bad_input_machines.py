@@ -193,6 +193,9 @@ async def join_with(world: World, secret: str, digest: str) -> Any:
         (["join", "URL", "--card", "cpu:1GB:0"], "names no thread"),
         (["join", "URL", "--card", ""], "'' is not a card"),
         (["join", "URL", "--card", "cpu:1GB", "--invite-file", "/no/such"], "cannot be read"),
+        (["join", "URL", "--card", "cpu:1GB", "--name", " "], "' ' is no name of a machine"),
+        (["join", "URL", "--card", "cpu:1GB", "--name", "a\nb"], "is no name of a machine"),
+        (["join", "URL", "--card", "cpu:1GB", "--name", "x" * 61], "is no name of a machine"),
         (["join"], "Missing argument 'URL'"),
     ],
 )

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import json
 import os
+import socket
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
@@ -55,6 +56,14 @@ async def a_daemon(
     twin: LeaderTwin, folder: Path, launcher: Launcher, **more: Any
 ) -> AsyncIterator[Daemon]:
     identity = await join(folder, twin.url, INVITE, ("cpu:500MB:1",))
+    async with a_daemon_of(identity, folder, launcher, **more) as daemon:
+        yield daemon
+
+
+@asynccontextmanager
+async def a_daemon_of(
+    identity: Identity, folder: Path, launcher: Launcher, **more: Any
+) -> AsyncIterator[Daemon]:
     setting = DaemonSetting(
         state_folder=folder,
         cache_folder=folder / "cache",
@@ -286,6 +295,24 @@ async def test_a_worker_is_told_its_secret_on_the_channel_and_never_in_its_log(
     credential = json.loads((tmp_path / "identity.json").read_text())["credential"]
     assert credential not in json.dumps([n.model_dump() for n in twin.reports])
     assert "token [hidden]" in twin.of("log")[0].text
+
+
+async def test_a_machine_is_called_as_it_was_told_and_else_as_its_system_does(
+    twin: LeaderTwin, tmp_path: Path
+) -> None:
+    unnamed = await join(tmp_path / "a", twin.url, INVITE, ("cpu:500MB:1",))
+    assert unnamed.shown_name == socket.gethostname()
+
+    twin.invites["swi_another-invite-of-this-pool"] = None
+    named = await join(
+        tmp_path / "b", twin.url, "swi_another-invite-of-this-pool", ("cpu:500MB:1",), "desk"
+    )
+    assert identities.load(tmp_path / "b") == named
+    async with a_daemon_of(named, tmp_path / "b", PlainLauncher(WORKER)):
+        await told(twin, lambda: twin.beats)
+    assert twin.beats[0].machine.hostname == "desk"
+    kept = await join(tmp_path / "b", twin.url, "swi_another-invite-of-this-pool", ())
+    assert kept.shown_name == "desk"
 
 
 async def test_the_same_invite_again_is_the_same_join(twin: LeaderTwin, tmp_path: Path) -> None:

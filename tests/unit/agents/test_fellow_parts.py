@@ -91,7 +91,7 @@ def test_number_formats_follow_the_generation_of_a_card(
 def test_stored_formats_are_told_only_once_a_self_test_has_proved_them(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    inventory = Inventory([CpuCard(300 * MB, 1)], "f-aaaaaaaa", Places(tmp_path, "::1"))
+    inventory = Inventory([CpuCard(300 * MB, 1)], "f-aaaaaaaa", "desk", Places(tmp_path, "::1"))
 
     def formats() -> list[str]:
         return list(inventory.cards(lambda _: 0, frozenset())[0].number_formats)
@@ -111,7 +111,9 @@ def test_stored_formats_are_told_only_once_a_self_test_has_proved_them(
 
 def test_a_cpu_card_s_free_memory_is_its_budget_less_what_its_workers_hold(tmp_path: Path) -> None:
     offers = [CpuCard(300 * MB, 1), CpuCard(200 * MB, 2)]
-    inventory = Inventory(list(offers), "f-aaaaaaaa", Places(tmp_path / "not" / "yet", "::1"))
+    inventory = Inventory(
+        list(offers), "f-aaaaaaaa", "desk", Places(tmp_path / "not" / "yet", "::1")
+    )
     cards = inventory.cards(lambda index: 100 * MB if index == 1 else 0, frozenset())
     assert [(c.index, c.total_bytes, c.free_bytes, c.threads) for c in cards] == [
         (0, 300 * MB, 300 * MB, 1),
@@ -123,12 +125,12 @@ def test_a_cpu_card_s_free_memory_is_its_budget_less_what_its_workers_hold(tmp_p
 
 def test_cached_models_are_told(tmp_path: Path) -> None:
     (tmp_path / "hub" / "models--org--name").mkdir(parents=True)
-    inventory = Inventory([], "f-aaaaaaaa", Places(tmp_path, "::1"))
+    inventory = Inventory([], "f-aaaaaaaa", "desk", Places(tmp_path, "::1"))
     assert inventory.machine().cached_models == ["org/name"]
 
 
 def test_fellows_of_one_machine_tell_one_name_of_its_start(tmp_path: Path) -> None:
-    one, other = (Inventory([], f"f-{x * 8}", Places(tmp_path, "::1")) for x in "ab")
+    one, other = (Inventory([], f"f-{x * 8}", "desk", Places(tmp_path, "::1")) for x in "ab")
     assert one.machine().boot == other.machine().boot
     if Path("/proc/sys/kernel/random/boot_id").exists():
         assert one.machine().boot

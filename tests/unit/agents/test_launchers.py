@@ -164,6 +164,7 @@ async def test_the_daemon_as_a_process_leaves_none_behind(tmp_path: Path, number
         f"daemon.PlainLauncher = lambda: launcher.PlainLauncher({WORKER!r}); main()"
     )
     words = ["--card", "cpu:500MB:1", "--no-warm", "--state", str(tmp_path), "--no-color"]
+    words += ["--name", "desk"]
     with running(twin):
         child = subprocess.Popen(
             [sys.executable, "-c", program, "join", twin.url, *words],
@@ -172,6 +173,7 @@ async def test_the_daemon_as_a_process_leaves_none_behind(tmp_path: Path, number
         )
         twin.want(an_assignment("wait"))
         await anyio.to_thread.run_sync(twin.wait_for, lambda: twin.of("bound"), 30)
+        assert twin.beats[0].machine.hostname == "desk"
         worker = int(twin.of("bound")[0].endpoints[0].removeprefix("pid:"))
         began = time.monotonic()
         child.send_signal(number)
