@@ -44,9 +44,14 @@ def traffic_text(traffic: Traffic | None) -> str:
 def measured_text(link: MeasuredLink) -> str:
     """One direction of a measured link, with its date."""
     day = _day(link.measured_at)
-    speed = f"{link.bytes_s * 8 / 1e6:.3g} Mbit/s, {link.latency_s * 1000:.3g} ms one way"
+    speed = f"{_mbit(link.bytes_s)} Mbit/s, {link.latency_s * 1000:.3g} ms one way"
     way = "" if "leader" in (link.taker, link.sender) else f", {_WAYS[link.path]}"
     return f"{link.sender} to {link.taker}: {speed}{way} (measured {day})"
+
+
+def _mbit(bytes_s: float) -> str:
+    mbit = bytes_s * 8 / 1e6
+    return f"{mbit:,.0f}" if mbit >= 100 else f"{mbit:.3g}"
 
 
 def speed_lines(card: ShownCard) -> Iterator[str]:

@@ -130,7 +130,9 @@ def _refuse(error: SwarmError, *, is_json: bool) -> int:
         new_id = error.facts.get("new_plan_id") or "(none)"
         click.echo(f"  new plan {new_id}: {error.facts['new_plan']}", err=True)
     if error.hint:
-        click.echo(f"  next: {error.hint}", err=True)
+        from agents.cli.hints import in_commands
+
+        click.echo(f"  next: {in_commands(error.hint)}", err=True)
     return error.exit_code
 
 

@@ -19,6 +19,7 @@ from typing import Any, Literal
 import httpx2
 from mcp import Client
 
+from agents.cli.hints import in_commands
 from agents.cli.main import run as swarm
 from control.clock import SystemClock
 from mcp_server.tools import PROBLEM_KEY
@@ -129,7 +130,7 @@ class World(OpenLeader):
             self.spoken.add(problem["code"])
             again, out, plain = await run_swarm(*words)
             assert (again, out) == (code, "")
-            assert plain == f"{err}  next: {problem['hint']}\n"
+            assert plain == f"{err}  next: {in_commands(problem['hint'])}\n"
         return Told(problem, text=err, exit_code=code)
 
     async def refused(

@@ -101,6 +101,16 @@ def test_the_exit_code_tells_the_kind_of_refusal(
     assert f"error: no ({code})\n  next: do this" in told.err
 
 
+def test_a_hint_names_commands_at_a_shell_and_operations_to_programs(
+    swarm: Swarm, leader: RestTwin
+) -> None:
+    hint = "look with jobs_get, or plan again with jobs_plan; jobs_get_all is none"
+    leader.errors["jobs_get"] = SwarmError("conflict", "no", hint=hint)
+    said = "look with `swarm jobs show`, or plan again with `swarm jobs plan`; jobs_get_all is none"
+    assert f"  next: {said}\n" in swarm("jobs", "show", JOB).err
+    assert json.loads(swarm("jobs", "show", JOB, "--json").out)["hint"] == hint
+
+
 def test_a_leader_that_is_not_there_is_said_with_its_address(
     swarm: Swarm, leader: RestTwin
 ) -> None:

@@ -4,8 +4,9 @@ import time
 
 import pytest
 
-from agents.cli.link_words import boundary_text
+from agents.cli.link_words import boundary_text, measured_text
 from agents.cli.render import ago
+from transport.api.fellows import MeasuredLink
 from transport.api.jobs import ShownBoundary
 
 
@@ -28,6 +29,18 @@ def test_how_long_ago_something_was_has_no_more_digits_than_it_means(
 def test_what_was_long_ago_has_its_date_and_what_never_was_a_dash() -> None:
     assert ago(0.0).startswith(("1970-01-01", "1969-12-31"))
     assert ago(None) == "–"
+
+
+@pytest.mark.parametrize(
+    ("bytes_s", "words"),
+    [(5_200_000, "41.6 Mbit/s"), (12_500_000, "100 Mbit/s"), (518_750_000, "4,150 Mbit/s")],
+)
+def test_a_measured_speed_is_a_plain_number(bytes_s: float, words: str) -> None:
+    link = MeasuredLink(
+        sender="leader", taker="f-aaaaaaaa", bytes_s=bytes_s, latency_s=0.001,
+        measured_at=1.8e9, path="lan",
+    )  # fmt: skip
+    assert f": {words}, 1 ms one way" in measured_text(link)
 
 
 @pytest.mark.parametrize(

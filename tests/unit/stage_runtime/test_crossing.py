@@ -105,11 +105,12 @@ def test_a_basis_is_swapped_in_slices_while_both_sides_send(
 
 def test_a_basis_of_another_shape_is_refused(pair: tuple[SwarmGroup, SwarmGroup]) -> None:
     near, far = pair
+    # The one who refuses stands first: the other may hear of it before its own swap is over.
     with pytest.raises(FrameRefused):
         at_once(
             [
-                lambda: near.swap({1: [torch.zeros(4)]}, {}),
                 lambda: far.swap({}, {0: [torch.zeros(5)]}),
+                lambda: near.swap({1: [torch.zeros(4)]}, {}),
             ]
         )
 
