@@ -13,15 +13,15 @@ MOST_TOLD = 12
 ALIKE = 0.5
 
 
-def meant(model: type[BaseModel], pointer: str) -> tuple[str, str]:
-    """What was meant by an argument that is not there.
+def meant(model: type[BaseModel], pointer: str) -> str:
+    """What to do about an argument that is not there.
 
     Args:
         pointer: where it stands, as a JSON pointer of neutral parts.
 
     Returns:
-        (the nearest name: of the same place by itself, of another one with its path; or "", what to
-        do next).
+        a hint with the nearest name, of the same place by itself, of another one with its path; or
+        with what can stand there.
     """
     *place, name = pointer.removeprefix("/").split("/")
     here = "".join("[]" if part.isdigit() else f".{part}" for part in place).removeprefix(".")
@@ -29,16 +29,16 @@ def meant(model: type[BaseModel], pointer: str) -> tuple[str, str]:
     beside = sorted(last for path, last in known if path == here)
     near = difflib.get_close_matches(name, beside, n=1, cutoff=ALIKE)
     if near:
-        return near[0], f"did you mean {near[0]!r}?"
+        return f"did you mean {near[0]!r}?"
     others = {
         last: f"{path}.{last}".removeprefix(".") for path, last in sorted(known, reverse=True)
     }
     far = difflib.get_close_matches(name, sorted(others), n=1, cutoff=ALIKE)
     if far and "[]" not in others[far[0]]:
-        return others[far[0]], f"did you mean {others[far[0]]!r}?"
+        return f"did you mean {others[far[0]]!r}?"
     if not 0 < len(beside) <= MOST_TOLD:
-        return "", "leave it out"
-    return "", f"leave it out; what can stand there: {', '.join(beside)}"
+        return "leave it out"
+    return f"leave it out; what can stand there: {', '.join(beside)}"
 
 
 @lru_cache(maxsize=256)

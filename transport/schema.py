@@ -107,7 +107,7 @@ def _tell(model: type[BaseModel], error: ErrorDetails, values: Any) -> _Wrong:
     pointer, union = _place(error, values)
     hint = ""
     if error["type"] == "extra_forbidden":
-        _, hint = meant(model, pointer)
+        hint = meant(model, pointer)
         detail = "there is no such argument"
     elif error["type"] == "missing":
         detail = "is missing"

@@ -7,7 +7,7 @@ import re
 
 from transport.api.catalog import OPERATIONS
 
-_NAMES = re.compile(rf"\b(?:{'|'.join(sorted(OPERATIONS, key=len, reverse=True))})\b")
+_NAMES = re.compile(rf"\b(?:{'|'.join(OPERATIONS)})\b")
 
 
 def in_commands(hint: str) -> str:

@@ -150,7 +150,8 @@ class Story:
         return len(rows) == len(CARDS) and all(row.status == "ready" for row in rows)
 
     def _all_free(self) -> bool:
-        return self._all_ready() and all(not row.card_used_bytes for row in self._fellows().fellows)
+        rows = self._fellows().fellows
+        return all(row.status == "ready" and row.card_used_bytes == 0 for row in rows)
 
     def _fellows(self) -> FellowsListed:
         return self.client.call(FELLOWS_LIST, FellowsList(pool=POOL))

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import anyio.to_thread
@@ -15,6 +16,7 @@ import pytest
 
 from agents.fellow.daemon import Daemon, DaemonSetting
 from agents.fellow.forkserver_client import WarmLauncher
+from agents.fellow.identity import load
 from agents.fellow.joining import join
 from agents.fellow.launcher import Ended, PlainLauncher
 from agents.fellow.proof import Proofs
@@ -196,12 +198,13 @@ async def test_a_fellow_that_was_removed_exits_with_6(tmp_path: Path) -> None:
         identity = await join(tmp_path, twin.url, INVITE, ("cpu:500MB:1",))
         twin.remove_all()
         command = [sys.executable, "-m", "agents.cli.main", "fellow", "--state", str(tmp_path)]
-        command += ["--no-warm", "-q", "--json"]
+        command += ["--no-warm", "-q", "--json", "--name", "attic"]
         told = await anyio.to_thread.run_sync(
             lambda: subprocess.run(command, check=False, capture_output=True, timeout=30)
         )
     assert told.returncode == 6
     assert identity.fellow_id in json.loads(told.stdout)["detail"]
+    assert load(tmp_path) == replace(identity, name="attic")  # kept for the next start
 
 
 @pytest.mark.slow
